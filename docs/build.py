@@ -1,19 +1,20 @@
-"""Fill the documentation with what its commands print and draw.
+"""Fill the documentation with the output and the pictures of its commands.
 
     python docs/build.py            run every command, fill the files in
     python docs/build.py --check    run every command, fail where a file says otherwise
     python docs/build.py --check --quick    the same without commands marked `slow`
     python docs/build.py docs/m2_batching.md    only this file
 
-A Markdown file asks for output with a comment, and the builder writes what follows it:
+A Markdown file asks for output with a comment, and the builder writes the lines after it:
 
     <!-- run: python -m m1_single.walkthrough --auto      the fenced block below is its output
-    from: Stop 4 of 14                                   ... from the line that holds this
-    to: Stop 5 of 14                                     ... up to the line that holds this
-    vary: times | all                                    ... compared but for times, or only run
+    from: Stop 4 of 14                                   ... from the line with this text
+    to: Stop 5 of 14                                     ... up to the line with this text
+    vary: times | all                                    ... compared without times, or only run
     slow: yes -->                                        ... left out by --quick
     <!-- draw: COMMAND -o docs/images/x.png -->          the picture below is drawn by it
     <!-- measured: docs/measurements/x.json by: COMMAND --> ... <!-- end -->    recorded figures
+    <!-- code: m1_single/runner.py ModelRunner.launch -->    the block below is that function
 
 A link such as [`EngineCore.step`](../milestone_llm/core/engine_core.py#L1) gets the number of the
 line where that function or class begins.
@@ -29,6 +30,7 @@ import re
 import shlex
 import sys
 import tempfile
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +44,7 @@ _COMMENT = re.compile(r"<!-- (?P<kind>run|draw): (?P<body>.*?)-->\n", re.S)
 _RUN_BLOCK = re.compile(r"\n*```console\n.*?\n```\n", re.S)
 _PICTURE = re.compile(r"\n*(!\[[^\]]*\]\([^)]*\))\n(?:\n?`[^`]*`\n)?")
 _MEASURED = re.compile(r"(<!-- measured: (\S+)\s+by: (.*?) -->\n).*?(<!-- end -->)", re.S)
+_CODE = re.compile(r"(<!-- code: (\S+) (\S+) -->\n).*?\n```\n", re.S)
 _CODE_LINK = re.compile(r"\[`(?P<name>[\w.]+)`\]\((?P<file>[^)#\s]+\.py)#L\d+\)")
 _NUMBER_OF_TIME = re.compile(r"[\d,.]+ ?(ms|s|tok/s|us|x)\b")
 
@@ -54,11 +57,11 @@ class Marker:
     command: str
     options: dict[str, str]
     end: int
-    """Where the comment ends in the page."""
+    """Position in the page where the comment ends."""
 
 
 def markers(text: str) -> list[Marker]:
-    """The markers of a page, in order.
+    """Return the markers of a page, in order.
 
     Raises:
         ValueError: a marker has an option that does not exist.
@@ -77,7 +80,7 @@ def markers(text: str) -> list[Marker]:
 
 
 class Builder:
-    """Runs the commands of pages; writes what they give, or tells where the pages differ."""
+    """Runs the commands of pages. It writes their outputs, or reports where the pages differ."""
 
     def __init__(self, is_check: bool = False, is_quick: bool = False):
         self.is_check, self.is_quick = is_check, is_quick
@@ -85,10 +88,10 @@ class Builder:
         self.outputs: dict[str, str] = {}
 
     def page(self, path: Path) -> None:
-        """Bring one page up to date, or check that it is."""
+        """Update one page, or check that it is up to date."""
         text = path.read_text(encoding="utf-8")
         where = path.relative_to(ROOT).as_posix()
-        for marker in reversed(markers(text)):  # from the end, so that places stay right
+        for marker in reversed(markers(text)):  # from the end, so that positions stay valid
             docs_commands.check_exists(shlex.split(marker.command), ROOT)
             if self.is_quick and marker.options.get("slow") == "yes":
                 continue
@@ -97,12 +100,13 @@ class Builder:
         text, count = _MEASURED.subn(lambda match: self._measured(where, match), text)
         if count != text.count("<!-- measured: "):
             raise ValueError("`<!-- measured: ... -->` has no `<!-- end -->`")
+        text = _CODE.sub(lambda match: self._code(where, match), text)
         text = _CODE_LINK.sub(lambda match: self._code_link(path, match), text)
         if not self.is_check:
             path.write_text(text, encoding="utf-8")
 
     def _output(self, command: str) -> str:
-        """What a command prints; each is run once.
+        """Return what a command prints. Each command is run once.
 
         Raises:
             RuntimeError: it failed.
@@ -119,7 +123,7 @@ class Builder:
         new = f"\n```console\n$ {marker.command}\n{output}\n```\n"
         vary = marker.options.get("vary", "")
         if old and comparable(old, vary) == comparable(new, vary):
-            new = old  # other times are no reason to change a page
+            new = old  # different times are no reason to change a page
         elif self.is_check:
             self._differs(where, marker.command, old, new)
         return new + rest[len(old) :]
@@ -152,8 +156,16 @@ class Builder:
             self._differs(where, source, match[0], new)
         return new
 
+    def _code(self, where: str, match: re.Match[str]) -> str:
+        """The comment, and below it the function as it is now."""
+        comment, source, name = match.groups()
+        new = f"{comment}\n```python\n{code_of(ROOT / source, name)}\n```\n"
+        if self.is_check and new != match[0]:
+            self._differs(where, f"{source} {name}", match[0], new)
+        return new
+
     def _code_link(self, page: Path, match: re.Match[str]) -> str:
-        """The link with the line at which its function begins now."""
+        """Return the link with the line at which its function begins now."""
         number = line_of(page.parent / match["file"], match["name"])
         new = f"[`{match['name']}`]({match['file']}#L{number})"
         if self.is_check and new != match[0]:
@@ -168,10 +180,24 @@ class Builder:
 
 
 def line_of(path: Path, name: str) -> int:
-    """The line where a function or class begins; `Class.function` names what is inside a class.
+    """Return the line where a function or class begins."""
+    return _definition(path, name).lineno
+
+
+def code_of(path: Path, name: str) -> str:
+    """Return the lines of a function or class, without its docstring."""
+    node = _definition(path, name)
+    lines = path.read_text(encoding="utf-8").splitlines()
+    first = node.body[1 if ast.get_docstring(node) else 0]
+    kept = [*lines[node.lineno - 1 : node.body[0].lineno - 1]]
+    return textwrap.dedent("\n".join([*kept, *lines[first.lineno - 1 : node.end_lineno]]))
+
+
+def _definition(path: Path, name: str) -> ast.FunctionDef | ast.ClassDef:
+    """Return a function or class. `Class.function` is one inside a class.
 
     Raises:
-        ValueError: the file has none of that name.
+        ValueError: the file has no function or class of that name.
     """
     node: ast.AST = ast.parse(path.read_text(encoding="utf-8"))
     for part in name.split("."):
@@ -181,11 +207,11 @@ def line_of(path: Path, name: str) -> int:
             raise ValueError(f"{path.name} has no {name}")
         node = found
     assert isinstance(node, ast.FunctionDef | ast.ClassDef)
-    return node.lineno
+    return node
 
 
 def excerpt(output: str, options: dict[str, str]) -> str:
-    """The lines from the one that holds `from` up to the next that holds `to`.
+    """Return the lines from the one that contains `from` up to the next that contains `to`.
 
     Raises:
         ValueError: there is no such line.
@@ -208,8 +234,8 @@ def _line_with(lines: list[str], words: str, first: int) -> int:
 
 
 def comparable(text: str, vary: str) -> str:
-    """A block as it is compared: for `times`, without numbers of ms, s, tok/s and the like; for
-    `all`, its first line only, the command.
+    """Return the part of a block that is compared: for `times`, without numbers of ms, s, tok/s and
+    similar; for `all`, only its first line, the command.
     """
     if vary == "all":
         return text.strip().split("```console\n")[1].split("\n")[0]
@@ -219,7 +245,7 @@ def comparable(text: str, vary: str) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Build or check; returns the exit code."""
+    """Build or check. Returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

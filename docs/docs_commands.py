@@ -1,7 +1,7 @@
-"""Runs the commands that the documentation names, as a reader would, and compares pictures.
+"""Run commands of the documentation as a reader would, and compare pictures.
 
-A fresh Python takes seconds to import torch and transformers. So that a check of all pages stays
-quick, they are imported once here, and each command runs in a fork (on Linux; elsewhere afresh).
+A fresh Python takes seconds to import torch and transformers. To make a check of all pages quick,
+they are imported here once, and each command runs in a fork (on Linux; elsewhere in a new process).
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ _ASSIGNMENT = re.compile(r"([A-Z_]+)=(.*)")
 _PRELOADED = (
     "transformers.models.llama.modeling_llama",
     "matplotlib.figure",
-    "milestone_llm.frontend.engine",  # not a package's root: those import nothing before it is used
+    # not a package's root: those import their modules on first use
+    "milestone_llm.frontend.engine",
 )
 
 
 def split_environment(words: list[str]) -> tuple[dict[str, str], list[str]]:
-    """`NAME=value` words before a command, and the command."""
+    """Separate `NAME=value` words from the command after them."""
     settings = {}
     while words and (match := _ASSIGNMENT.fullmatch(words[0])):
         settings[match[1]] = match[2]
@@ -44,10 +45,10 @@ def split_environment(words: list[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def check_exists(words: list[str], root: Path) -> None:
-    """Check that a command names a module or a script that is there.
+    """Check that a command runs an existing module or script.
 
     Raises:
-        ValueError: it does not.
+        ValueError: there is none.
     """
     _, words = split_environment(words)
     if words[:2] == ["python", "-m"]:
@@ -62,7 +63,7 @@ def check_exists(words: list[str], root: Path) -> None:
 
 
 def output_of(words: list[str], root: Path) -> str:
-    """What a command prints on standard output.
+    """Return what a command prints on standard output.
 
     Raises:
         RuntimeError: its exit status is not 0; the message has what it printed.
@@ -93,7 +94,7 @@ def output_of(words: list[str], root: Path) -> str:
 def become(
     arguments: list[str], settings: dict[str, str], root: Path, stdout: int, stderr: int
 ) -> None:
-    """Turn this forked process into `python ARGUMENTS`; does not return."""
+    """Turn this forked process into `python ARGUMENTS`. Does not return."""
     status = 1
     try:
         os.dup2(stdout, 1)
@@ -121,9 +122,9 @@ def become(
 
 
 def look_alike(one: Path, other: Path) -> bool:
-    """Whether two pictures have one size and all but the same pixels.
+    """Return whether two pictures have the same size and nearly the same pixels.
 
-    Fonts are drawn a little differently by each version of FreeType.
+    Each version of FreeType draws fonts a little differently.
     """
     from matplotlib.image import imread
 

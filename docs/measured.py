@@ -1,8 +1,8 @@
-"""Turns recorded measurements into text of a page: `--json` of a milestone's bench into a table.
+"""Turn recorded measurements into text for a page: `--json` of a milestone's bench into a table.
 
-A Markdown file, such as `m3_paged.bench --markdown` writes, is taken as it is, without the lines at
-its head that say how it was made. Where a record's head has `runs at: COMMIT`, the program that
-made it has been deleted since: it runs at that commit.
+A Markdown file, such as that of `m3_paged.bench --markdown`, is used without the lines at its head,
+which say how it was made. If a record's head has `runs at: COMMIT`, the program that made it has
+been deleted since: it runs at that commit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS = {  # those without figures are left out
 
 
 def measured(path: Path, command: str) -> str:
-    """The text for a recorded file, with the command that records it."""
+    """Return the text for a recorded file, with the command that records it."""
     made_by = f"```sh\n{command}\n```\n"
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":

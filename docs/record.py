@@ -1,4 +1,4 @@
-"""Run a program and keep what it prints as a record of docs/measurements.
+"""Run a program and keep its output as a record in docs/measurements.
 
     python docs/record.py docs/measurements/cpu_engines.md python -m docs.benchmarks.cpu
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(arguments: list[str]) -> int:
-    """Write the record; returns the program's exit status."""
+    """Write the record. Returns the program's exit status."""
     if len(arguments) < 3 or arguments[1] != "python":
         print("usage: python docs/record.py RECORD.md python ...", file=sys.stderr)
         return 2

@@ -1,7 +1,7 @@
-"""An LLM inference engine in one file: the ideas of vLLM on a Hugging Face model, and no more.
+"""An LLM inference engine in one file: the ideas of vLLM on a Hugging Face model, and nothing more.
 
-Many requests share each forward pass. Every step decides anew who takes part (continuous batching),
-and lays their tokens end to end in one flat row, without padding:
+Many requests share each forward pass. Every step decides which requests take part (continuous
+batching), and puts their tokens in one flat row, one request after the other, without padding:
 
     a  decodes            input_ids      | a | b | c c c c c c c |     KV cache, blocks of 4 tokens
     b  decodes            position_ids   | 6 | 2 | 0 1 2 3 4 5 6 |     0 |a a a a|   a: table [0, 2]
@@ -10,12 +10,12 @@ and lays their tokens end to end in one flat row, without padding:
                                                                        3 |c c c c|   c: table [3, 4]
                                                                        4 |c c c .|
 
-Only attention looks from one token to others, so only attention has to know whose tokens they are
-and where their keys and values lie. The rest of the model runs as it is. One step:
+Only attention looks from one token to others. So only attention has to know to which request a
+token belongs, and where its keys and values are. The rest of the model runs unchanged. One step:
 
     Scheduler.schedule  ->  Engine.forward, with paged_attention and sample  ->  Scheduler.update
 
-Each part names the files that do it properly. `python docs/tiny_engine.py` shows the steps of five
+Each part names the files of the full version. `python docs/tiny_engine.py` shows the steps of five
 requests to SmolLM2-135M-Instruct, or to another model, given by its Hugging Face id or folder.
 """
 
@@ -49,9 +49,9 @@ except ModuleNotFoundError as missing:
 # Full version: milestone_llm/core/request.py, milestone_llm/core/plan.py
 @dataclass(eq=False)
 class Request:
-    """A prompt, how to continue it, and how far it is.
+    """A prompt, its sampling parameters, and its state.
 
-    There are no prefill and decode modes. Of the known tokens, the first `num_computed_tokens` have
+    There are no prefill and decode modes. The first `num_computed_tokens` of the known tokens have
     their keys and values in the cache. A step computes some of the others; when it computes the
     last one, the next token is sampled.
     """
@@ -65,7 +65,7 @@ class Request:
 
     output_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    block_table: list[int] = field(default_factory=list)  # where its keys and values lie
+    block_table: list[int] = field(default_factory=list)  # blocks of its keys and values
     block_hashes: list[bytes] = field(default_factory=list)  # of its full blocks
 
     @property
@@ -86,20 +86,20 @@ class Row:
 # --- KV memory: blocks, block tables, prefix cache ------------------------------------------------
 # Full version: m3_paged/block_manager.py, m4_prefix_chunked/caching_pool.py, its prefix_cache.py
 class BlockManager:
-    """Gives requests blocks of KV memory. It handles numbers; the tensors lie elsewhere.
+    """Gives requests blocks of KV memory. It handles only numbers; the tensors are in `Engine`.
 
-    Token i of a request lies in block `block_table[i // block_size]`. Its blocks need not be
-    neighbours, so memory is taken as it is needed, and next to none of it stays unused.
+    Token i of a request is in block `block_table[i // block_size]`. Its blocks need not be
+    neighbours, so memory is taken as it is needed, and almost none of it stays unused.
 
-    A full block has a hash, of its tokens and of the hash of the block before it: equal hashes mean
-    equal beginnings. A request that begins like an earlier one shares its blocks, and computes
-    nothing there. Freed blocks keep their content until they are needed for something else.
+    A full block has a hash of its tokens and of the hash of the block before it: equal hashes mean
+    equal beginnings. A request that begins like an earlier one shares its blocks, and does not
+    compute them again. Freed blocks keep their content until they are needed for something else.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.num_blocks, self.block_size = num_blocks, block_size
         self.free_blocks = OrderedDict.fromkeys(range(num_blocks))  # longest free first
-        self.ref_counts = [0] * num_blocks  # how many tables hold a block
+        self.ref_counts = [0] * num_blocks  # how many tables contain a block
         self.block_of: dict[bytes, int] = {}
         self.hash_of: dict[int, bytes] = {}
 
@@ -116,13 +116,13 @@ class BlockManager:
         new = [self.free_blocks.popitem(last=False)[0] for _ in range(num_new)]
         for block in new:
             self.ref_counts[block] = 1
-            self.block_of.pop(self.hash_of.pop(block, b""), None)  # what it cached is lost
+            self.block_of.pop(self.hash_of.pop(block, b""), None)  # its cached content is lost
         request.block_table += cached + new
         request.num_computed_tokens += len(cached) * self.block_size
         return True
 
     def free(self, request: Request) -> None:
-        """Drop a table, last block first: the beginning is what others may share."""
+        """Free a table, last block first: others may share the beginning."""
         for block in reversed(request.block_table):
             self.ref_counts[block] -= 1
             if self.ref_counts[block] == 0:
@@ -130,8 +130,8 @@ class BlockManager:
         request.block_table, request.num_computed_tokens = [], 0
 
     def remember(self, row: Row) -> None:
-        """Let others find the blocks that a row fills, from the same step on: each layer writes the
-        keys and values of all rows before any row attends."""
+        """Let others find the blocks that a row fills, in the same step already: each layer writes
+        the keys and values of all rows before any row attends."""
         filled = slice(row.start // self.block_size, row.end // self.block_size)
         hashes = self._block_hashes(row.request)[filled]
         for block, block_hash in zip(row.request.block_table[filled], hashes, strict=True):
@@ -139,7 +139,7 @@ class BlockManager:
                 self.block_of[block_hash], self.hash_of[block] = block, block_hash
 
     def _find_cached(self, request: Request) -> list[int]:
-        # Without the last token: it is always computed, since its logits are wanted.
+        # Without the last token: it is always computed, since its logits are needed.
         num_full = (len(request.token_ids) - 1) // self.block_size
         hashes = takewhile(self.block_of.__contains__, self._block_hashes(request)[:num_full])
         return [self.block_of[block_hash] for block_hash in hashes]
@@ -155,10 +155,10 @@ class BlockManager:
 # --- Who computes how many tokens in a step -------------------------------------------------------
 # Full version: m4_prefix_chunked/scheduler.py; before it: m1_single, m2_batching, m3_paged
 class Scheduler:
-    """Shares a budget of tokens among those who run, then those who wait, first come first served.
+    """Gives a budget of tokens to running requests, then to waiting ones, first come first served.
 
-    The budget keeps steps short. A longer prompt is computed in chunks, one a step, and those who
-    decode get their token beside it (chunked prefill).
+    The budget keeps steps short. A longer prompt is computed in chunks, one a step, and decoding
+    requests get their token in the same step (chunked prefill).
     """
 
     def __init__(self, kv: BlockManager, max_num_seqs: int, max_num_batched_tokens: int) -> None:
@@ -186,7 +186,7 @@ class Scheduler:
                 self.waiting.appendleft(victim)
         while self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
             if not self.kv.allocate(self.waiting[0]):
-                break  # nobody overtakes the first in the queue
+                break  # no request overtakes the first in the queue
             self.running.append(self.waiting.popleft())
             budget -= self._add_row(rows, self.running[-1], budget)
         return rows
@@ -206,7 +206,7 @@ class Scheduler:
                 continue
             output.append(token)
             if token in request.stop_token_ids or len(output) == request.max_tokens:
-                self.running.remove(request)  # the next step can use its place and its memory
+                self.running.remove(request)  # the next step can use its row and its memory
                 self.kv.free(request)
 
 
@@ -216,14 +216,14 @@ def paged_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, *,
     scaling: float, kv_cache: Tensor, slots: list[Tensor], query_lens: list[int], **kwargs: object,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """What every layer calls for its attention. Returns `[1, num_tokens, num_heads, head_dim]`.
+    """Compute attention for one layer. Returns `[1, num_tokens, num_heads, head_dim]`.
 
     Args:
         query: `[1, num_heads, num_tokens, head_dim]`.
         key: `[1, num_kv_heads, num_tokens, head_dim]`; `value` likewise.
         kv_cache: `[num_layers, 2, num_slots, num_kv_heads, head_dim]`; a slot holds one token.
-        slots: of each row `[end]`, where the request's tokens up to the row's last have their KV.
-        query_lens: of each row, how many of those tokens are new.
+        slots: for each row `[end]`, the slots of the request's tokens up to the row's last.
+        query_lens: for each row, how many of those tokens are new.
     """
     keys, values = kv_cache[module.layer_idx]
     new = torch.cat([own[-n:] for own, n in zip(slots, query_lens, strict=True)])
@@ -241,10 +241,10 @@ def paged_attention(
 # --- Sampling -------------------------------------------------------------------------------------
 # Full version: milestone_llm/core/sampling.py; its generator, philox.py, has no state at all
 def sample(logits: Tensor, request: Request) -> int:
-    """The next token, given logits `[vocab_size]`.
+    """Return the next token for logits `[vocab_size]`.
 
-    The largest of logit + Gumbel noise is a draw from softmax(logits). The noise depends on the
-    request's seed and the token's position alone: whoever else is there, the token is the same.
+    The largest of logit + Gumbel noise is a draw from softmax(logits). The noise depends only on
+    the request's seed and the token's position: the token is the same in every batch.
     """
     if request.temperature == 0:
         return int(logits.argmax())
@@ -254,7 +254,7 @@ def sample(logits: Tensor, request: Request) -> int:
 
 
 def gumbel_noise(seed: int, position: int, vocab_size: int) -> Tensor:
-    """`[vocab_size]`, of a generator that begins anew for each seed and position."""
+    """Return noise `[vocab_size]` of a generator that starts anew for each seed and position."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + position) % 2**32)
     return -torch.empty(vocab_size).exponential_(generator=generator).log()
 
@@ -262,7 +262,7 @@ def gumbel_noise(seed: int, position: int, vocab_size: int) -> Tensor:
 # --- The engine -----------------------------------------------------------------------------------
 # Full version: milestone_llm/core/engine_core.py, m3_paged/runner.py; GPU: m5_kernels/runner.py
 class Engine:
-    """A model, its KV memory and a scheduler. The model keeps our attention."""
+    """A model with our attention, its KV memory and a scheduler."""
 
     def __init__(
         self, model: PreTrainedModel, num_blocks: int = 256, block_size: int = 16,
@@ -282,14 +282,14 @@ class Engine:
         self.kv_cache = torch.zeros(size, dtype=model.dtype, device=model.device)
 
     def step(self) -> list[Row]:
-        """Plan, compute, take in. Requests may be added between any two steps."""
+        """Plan, compute, update. Requests may be added between two steps."""
         rows = self.scheduler.schedule()
         self.scheduler.update(rows, self.forward(rows))
         return rows
 
     @torch.inference_mode()
     def forward(self, rows: list[Row]) -> list[int | None]:
-        """The next token of each row that samples."""
+        """Return the next token of each row that samples, None for others."""
         device, size = self.model.device, self.kv.block_size
         token_ids = [i for row in rows for i in row.request.token_ids[row.start : row.end]]
         positions = [i for row in rows for i in range(row.start, row.end)]
@@ -299,7 +299,7 @@ class Engine:
         logits = self.model(
             input_ids=torch.tensor([token_ids], device=device),
             position_ids=torch.tensor([positions], device=device),
-            use_cache=False,  # Hugging Face's own
+            use_cache=False,  # Hugging Face's own cache
             logits_to_keep=torch.tensor(query_lens, device=device).cumsum(0) - 1,
             kv_cache=self.kv_cache,
             slots=[torch.tensor(own, device=device) for own in slots],
@@ -316,7 +316,7 @@ QUESTIONS = (
 
 
 def main() -> None:
-    """A line for each step, then the answers. All prompts begin alike, with the chat template."""
+    """Print each step, then the answers. All prompts begin alike, with the chat template."""
     name, options = sys.argv[1] if len(sys.argv) > 1 else None, {}
     if name is None:
         print("Reading SmolLM2-135M-Instruct from its GGUF file takes half a minute.")

@@ -11,10 +11,9 @@ But a key in the cache has been rotated by its position (RoPE), and the key befo
 is not needed. What is rotation by position 7, and then rotation back by 3?
 
 Write `shift_keys`. The test attends with your keys, and with keys that were rotated at the new
-positions to begin with: the scores must be equal. Nothing is computed anew for the moved tokens.
+positions from the beginning: the scores must be equal. No key is computed again from its token.
 
-(In layers above the first, keys still carry what their tokens saw of the dropped ones. Such engines
-accept that.)
+(In layers above the first, keys still depend on the dropped tokens. Such engines accept that.)
 
     python -m pytest tests/exercises/test_compute_shift_keys.py
 """
@@ -25,7 +24,8 @@ import torch
 
 
 def shift_keys(keys: torch.Tensor, by: int, theta: float) -> torch.Tensor:
-    """Rotated keys `[num_heads, num_tokens, head_dim]`, each moved by `by` positions (3, or -3).
+    """Return rotated keys `[num_heads, num_tokens, head_dim]`, each moved by `by` positions (3, or
+    -3).
 
     Hint: `rotate` in docs/questions/m0_transformer.py turns pair i, the numbers i and
     i + head_dim / 2, by position * theta ** (-i / (head_dim / 2)). Angles add up.

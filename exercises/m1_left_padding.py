@@ -10,9 +10,9 @@ prompt, and the next tokens of all rows come from one column.
 
 Two more tensors tell the model which columns are padding. `attention_mask` is 1 for a real token
 and 0 for a pad token. A pad token cannot be recognised by its id: a prompt may hold the pad id as a
-real token. `position_ids` numbers the tokens of each prompt from 0, wherever it begins in its row;
-pad tokens have position 0. Models with rotary positions forgive a shift of a whole row, since only
-distances count for them. Models with learned positions, such as GPT-2, do not.
+real token. `position_ids` numbers the tokens of each prompt from 0, at any place in its row; pad
+tokens have position 0. In models with rotary positions, a shift of a whole row does not matter,
+since only distances count for them. In models with learned positions, such as GPT-2, it does.
 
 The test computes the next token of each prompt with your tensors, on two tiny models, and compares
 with the prompt alone.
@@ -28,7 +28,7 @@ import torch
 def pad_left(
     prompts: list[list[int]], pad_id: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`input_ids`, `attention_mask` and `position_ids`, each int64 `[num_rows, width]`.
+    """Return `input_ids`, `attention_mask` and `position_ids`, each int64 `[num_rows, width]`.
 
     `width` is the length of the longest prompt.
 

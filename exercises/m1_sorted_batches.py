@@ -1,8 +1,8 @@
 """M1: static batches of requests of similar length, so that less of the work is padding.
 
 `Scheduler` (m1_single/scheduler.py) forms a batch of the requests that came first. A batch is as
-wide as its longest prompt and runs as long as its longest output. All that the other requests lack
-is padding. Requests of similar length waste less.
+wide as its longest prompt, and runs as long as its longest output. For shorter requests the rest is
+padding. Requests of similar length waste less.
 
 Write `_form_batch` so that it chooses from all waiting requests. Two conditions:
 

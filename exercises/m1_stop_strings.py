@@ -1,4 +1,4 @@
-"""M1: show text while it grows, and never a part of a stop string.
+"""M1: show text while it grows, but never a part of a stop string.
 
 A request with `stop=["###"]` ends when its text holds "###", and the user gets the text before it.
 With streaming, text is shown as it grows, and what is shown cannot be taken back. So when the text
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 
 def num_shown(text: str, stop: list[str]) -> int:
-    """How many characters of the text so far may be shown.
+    """Return how many characters of the text may be shown now.
 
     Args:
         text: all characters that have been generated.

@@ -1,15 +1,15 @@
-"""M2: a queue in which tenants take turns, however many requests one of them sends.
+"""M2: a queue in which tenants take turns, also if one of them sends many requests.
 
-Under `fcfs` a tenant that queues a thousand requests makes everybody else wait for all of them. A
+Under `fcfs`, when a tenant queues a thousand requests, all other tenants wait for all of them. A
 fair queue serves tenants in turn, by the work that they cause:
 
 - The tenant of request "alice/17" is "alice".
 - A request costs its prompt's tokens plus its `max_tokens`. Its tenant pays when it is popped, and
   not before: a request that is aborted while it waits costs nothing.
-- Of the tenants that have something waiting, the next is the one that has paid least. Of equals,
-  the one whose oldest request came first.
+- Of the tenants with waiting requests, the next is the one that has paid least. Of equals, the one
+  whose oldest request came first.
 - Requests of one tenant are served in the order of their arrival.
-- A tenant that was away gains no credit by it, and no debt is forgiven. When it comes back, it
+- A tenant that was away gains no credit by it, and keeps what it has paid. When it comes back, it
   counts as having paid at least what the tenant served last had paid before that turn. Otherwise
   it would have all turns until it has caught up.
   ("Fairness in Serving Large Language Models", OSDI '24, calls this the lift of the counter.)
@@ -33,7 +33,7 @@ class FairQueue(RequestQueue):
     """Waiting requests, in an order that is fair to tenants."""
 
     def add(self, request: Request) -> None:
-        """Take a request in; lift its tenant if that had nothing waiting.
+        """Add a request. Lift its tenant's counter if the tenant had no waiting request.
 
         Hint: keep one number a tenant, what it has paid. `super().__iter__()` gives the waiting
         requests in the order of arrival. Write an `__iter__` that serves them on a copy of the

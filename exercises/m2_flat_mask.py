@@ -1,9 +1,9 @@
 """M2, tensors: requests of any lengths in one row of tokens, and which token may see which.
 
-M2 computes a step as one flat batch: the new tokens of all its rows stand end to end, without any
-padding. Only attention looks across tokens, so only attention must know where a request begins. It
-can be told with a mask. Say that a step has two rows: a prompt of 3 tokens, and a request with 4
-tokens in the cache that decodes its fifth. Their keys stand end to end, too:
+M2 computes a step as one flat batch: the new tokens of all its rows follow one another, without any
+padding. Only attention looks across tokens, so only attention must know where a request begins. A
+mask can say it. Let a step have two rows: a prompt of 3 tokens, and a request with 4 tokens in the
+cache that decodes its fifth. Their keys follow one another, too:
 
     rows = [(0, 3), (4, 1)]        (start, num_new_tokens) of each
                                              keys of row 0   keys of row 1
@@ -17,7 +17,7 @@ A token sees the keys of its own request, up to its own position. Return the pos
 Build them from whole tensors, not token by token: no loop over tokens, at most one over rows.
 
 The test gives mask and positions to a tiny model, and compares each prompt's next token with that
-of the prompt alone. It also prints how many of the scores are needed. All others are computed for
+of the prompt alone. It also prints the share of scores that are needed. All others are computed for
 nothing, which is why M2 (m2_batching/attention.py) takes prompts one by one.
 
     python -m pytest tests/exercises/test_m2_flat_mask.py
@@ -29,10 +29,10 @@ import torch
 
 
 def flatten(rows: list[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions int64 `[num_tokens]`, and the mask, bool `[num_tokens, num_keys]`.
+    """Return positions, int64 `[num_tokens]`, and the mask, bool `[num_tokens, num_keys]`.
 
     Args:
-        rows: of each request `(start, num_new_tokens)`. It has `start + num_new_tokens` keys.
+        rows: `(start, num_new_tokens)` of each request. It has `start + num_new_tokens` keys.
 
     Hint: for every token make its row and its position, for every key likewise (`torch.arange`,
     `torch.cat`, `torch.full`). Then compare them all with all: `a[:, None] == b[None, :]`.

@@ -2,7 +2,7 @@
 
 A trace has one record a step. From it you can tell what every user saw: the time to the first token
 (TTFT), and the longest time between two tokens of a request (the largest inter-token latency, ITL).
-An average hides both: the user whose text stood still for a second does not feel the mean.
+An average hides both: a user whose text stopped for a second does not notice the mean.
 
 A record is a dict, one line of a file that `trace="steps.jsonl"` writes. You need:
 
@@ -15,8 +15,8 @@ A record is a dict, one line of a file that `trace="steps.jsonl"` writes. You ne
                              if the row gave no token
 
 The test makes traces of M1 and of M2 with the same requests, on a clock of its own. It checks your
-figures, and prints what your function says of M2, beside M1. One of the two gets worse. Which, and
-why? (The chapter on M4 is about it.)
+figures, and prints those of M2 next to those of M1. One of the two gets worse. Which, and why? (The
+chapter on M4 is about it.)
 
     python -m pytest tests/exercises/test_m2_read_a_trace.py
 """
@@ -27,7 +27,7 @@ from typing import Any
 
 
 def latencies(records: list[dict[str, Any]]) -> dict[str, tuple[float, float | None]]:
-    """Of each request that got a token: its TTFT and its longest ITL, both in ms.
+    """Return the TTFT and the longest ITL of each request that got a token, both in ms.
 
     The ITL is None where a request got one token only.
 

@@ -3,8 +3,8 @@
 M5 plans a step before the tokens of the step before have come back, and replays it as a CUDA graph.
 A graph is a fixed list of kernels with fixed shapes. So the host must not read a value from the GPU
 on the way: `.item()`, `.tolist()`, `int(tensor)`, `if tensor:` and `tensor[mask]` all wait for the
-GPU, and are refused while a graph is captured. Two numbers a sequence come in; a number for every
-token comes out:
+GPU, and are not allowed while a graph is captured. Two numbers a sequence come in; a number for
+every token comes out:
 
     num_computed  [4, 0, 7]   num_new  [1, 3, 0]     the third sequence is padding
     num_tokens    6                                  size of the bucket: 4 tokens, 2 of padding
@@ -33,15 +33,15 @@ def expand(
     block_size: int,
     num_tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`positions` and `slot_mapping`, int64 `[num_tokens]`; `query_start_loc`, int64
+    """Return `positions` and `slot_mapping`, int64 `[num_tokens]`; `query_start_loc`, int64
     `[num_seqs + 1]`; `context_lens`, int64 `[num_seqs]`.
 
     Args:
         num_computed: int64 `[num_seqs]`, tokens in the cache.
         num_new: int64 `[num_seqs]`, new tokens, 0 for padding; `num_tokens` at most in all.
         block_tables: int64 `[num_seqs, max_blocks]`.
-        block_size: of the KV cache.
-        num_tokens: how many entries the result has; what no sequence needs is padding.
+        block_size: tokens of a KV block.
+        num_tokens: number of entries in the result; those that no sequence needs are padding.
 
     Hint: with `ends = num_new.cumsum(0)`, token i belongs to the first sequence whose end is larger
     than i: `torch.searchsorted(ends, ..., right=True)`. In padding it finds none and gives

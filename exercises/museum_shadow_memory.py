@@ -1,17 +1,17 @@
 """The museum: write the invariant that catches five bugs.
 
 A trace says which positions each row computes, in which blocks, and what is copied. From that one
-can know what lies in every slot of KV memory, without a GPU and without looking at a single key or
-value. Keep such a shadow of the memory, and find the rows that read what they should not.
+can know the content of every slot of KV memory, without a GPU and without a single key or value.
+Keep such a shadow of the memory, and find the rows that read what they should not.
 
-What a token's keys and values are depends on the token and on all before it. So a slot holds a
-prefix: the tokens of a request up to the position that was written there.
+A token's keys and values depend on the token and on all before it. So a slot holds a prefix: the
+tokens of a request up to the position that was written there.
 
 Of a step (a `StepRecord` of milestone_llm/trace/records.py) you need
 
     record.step
     record.events    in order; of type "copy_on_write" has blocks [from, to]: the whole block
-    record.batch     rows; row.request_id, row.start, row.end (one behind the last position),
+    record.batch     rows; row.request_id, row.start, row.end (the last position + 1),
                      row.blocks (the block table: position p is in blocks[p // block_size], at
                      offset p % block_size)
 
@@ -38,10 +38,10 @@ from milestone_llm.trace.records import StepRecord
 def misreads(
     records: Sequence[StepRecord], tokens: Mapping[str, Sequence[int]], block_size: int
 ) -> list[tuple[int, str]]:
-    """Steps and ids of the requests that read what is not theirs, in the order of the trace.
+    """Return steps and ids of requests that read what is not theirs, in the order of the trace.
 
-    Hint: a dict from (block, offset) to a tuple of tokens. What do you do when a block is copied of
-    which some slots were never written? And with blocks that are freed and taken again: is there
-    anything to do at all?
+    Hint: a dict from (block, offset) to a tuple of tokens. What do you do when a block is copied
+    and some of its slots were never written? And with blocks that are freed and taken again: is
+    there anything to do at all?
     """
     raise NotImplementedError

@@ -15,7 +15,7 @@ Write the function that says which. Three conditions:
 2. The end (EOS) may come if the output is a choice, and only then.
 3. A text can be written in more ways than one: "re" + "d" and "r" + "ed" are both "red".
 
-Every letter is a token, so that no way that is allowed ends nowhere.
+Every letter is a token, so that every allowed token can be continued.
 
 llguidance does the same for a grammar; see milestone_llm/structured/grammars.py afterwards.
 
@@ -28,12 +28,13 @@ from __future__ import annotations
 def allowed_tokens(
     choices: list[str], texts: list[str], eos_token_id: int, output_token_ids: list[int]
 ) -> set[int]:
-    """Ids of the tokens that may come next.
+    """Return the ids of the tokens that may come next.
 
     Args:
-        choices: the output is to become one of them.
-        texts: of each token, by its id; that of EOS is of no matter.
-        output_token_ids: the output so far. No choice begins with it if it was guessed wrong.
+        choices: the output has to become one of them.
+        texts: text of each token, by its id; that of EOS does not matter.
+        output_token_ids: the output so far. A rejected draft token may break it: then no choice
+            begins with it.
 
     Hint: the text of the output is all that counts, not how it was cut into tokens.
     """

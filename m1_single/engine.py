@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from milestone_llm.core.engine_core import EngineCore
+from milestone_llm.core.engine_core import ModelRunner as AnyRunner
 from milestone_llm.frontend.config import EngineConfig
+from milestone_llm.frontend.custom_scheduler import scheduler_class
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_padded
 from milestone_llm.trace.tracer import Tracer
@@ -24,6 +23,7 @@ class LLMEngine(BaseEngine):
         model: Hugging Face id or local folder, GGUF file, "smollm2-135m", "tiny-llama" (random
             weights; also other families), or a ready `PreTrainedModel`.
         tokenizer: for a ready model; without one prompts are token ids and `text` stays empty.
+        runner: computes the steps in place of the milestone's own, without a model, for instance.
         fields: fields of `EngineConfig`.
 
     Raises:
@@ -37,6 +37,7 @@ class LLMEngine(BaseEngine):
         model: str | PreTrainedModel = DEFAULT_MODEL,
         *,
         tokenizer: PreTrainedTokenizerBase | str | None = None,
+        runner: AnyRunner | None = None,
         **fields: object,
     ) -> None:
         config = EngineConfig.from_fields(**fields)
@@ -45,6 +46,6 @@ class LLMEngine(BaseEngine):
         max_model_len = config.resolve_max_model_len(max_position(loaded.model))
         scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len)
         tracer = Tracer.from_option(config.trace, loaded.decode)
-        log = StepLog(self.milestone, scheduler, tracer, config.check_invariants)
-        core = EngineCore(scheduler, ModelRunner(loaded.model), listener=log)
-        super().__init__(config, loaded, max_model_len, core, log)
+        super().__init__(
+            config, loaded, max_model_len, scheduler, runner or ModelRunner(loaded.model), tracer
+        )

@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from milestone_llm.command.cli import ended_in_one_line
+from milestone_llm.cli import ended_in_one_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
 
     def draw() -> None:
-        from milestone_llm.command.consoles import console
+        from milestone_llm.consoles import console
         from milestone_llm.lab.plots.timeline import draw_timeline  # matplotlib takes a second
         from milestone_llm.trace.jsonl import read_runs
 

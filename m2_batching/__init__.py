@@ -7,8 +7,8 @@ attention function (selective batching, S2), and KV memory (a contiguous region 
 from typing import TYPE_CHECKING
 
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.frontend.lazy import lazy
 from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.lazy import lazy
 
 from .config import EngineConfig
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 import m1_single
 import m2_batching
 from m2_batching.tools.arrivals import add_arrival_options, arriving
-from milestone_llm.command.cli import add_options
+from milestone_llm.cli import add_options
 from milestone_llm.lab.demo.command import demo_parser, numbers, run_demo
 
 PICTURE = "m2_timeline.png"
@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
 def demo(args: argparse.Namespace) -> None:
     """Serve the requests with each engine; show steps, text, comparison and timelines."""
-    from milestone_llm.command.consoles import console
+    from milestone_llm.consoles import console
     from milestone_llm.lab.demo import show
     from milestone_llm.lab.demo.work import load_work
 

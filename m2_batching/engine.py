@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from milestone_llm.core.engine_core import EngineCore
+from milestone_llm.core.engine_core import ModelRunner as AnyRunner
+from milestone_llm.frontend.custom_scheduler import scheduler_class
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
@@ -28,6 +27,7 @@ class LLMEngine(BaseEngine):
         model: str | PreTrainedModel = DEFAULT_MODEL,
         *,
         tokenizer: PreTrainedTokenizerBase | str | None = None,
+        runner: AnyRunner | None = None,
         **fields: object,
     ) -> None:
         config = EngineConfig.from_fields(**fields)
@@ -37,8 +37,12 @@ class LLMEngine(BaseEngine):
         cache = RegionCache(loaded.model, config.max_num_seqs, max_model_len)
         scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len)
         tracer = Tracer.from_option(config.trace, loaded.decode)
-        log = StepLog(self.milestone, scheduler, tracer, config.check_invariants)
-        core = EngineCore(scheduler, ModelRunner(loaded.model, cache), listener=log)
         super().__init__(
-            config, loaded, max_model_len, core, log, aging_seconds=config.aging_seconds
+            config,
+            loaded,
+            max_model_len,
+            scheduler,
+            runner or ModelRunner(loaded.model, cache),
+            tracer,
+            aging_seconds=config.aging_seconds,
         )

@@ -7,22 +7,23 @@ place to another request. Prefill and decode rows share a step.
 
 from __future__ import annotations
 
-from milestone_llm.core.kv import KVUsage
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.scheduler import BaseScheduler
 
 from .config import EngineConfig
-from .regions import RegionManager
+from .kv_cache_manager import KVCacheManager
 
 
 class Scheduler(BaseScheduler):
     """Running requests first, then waiting ones in the order of the queue."""
 
+    kv: KVCacheManager
+
     def __init__(self, config: EngineConfig, max_model_len: int) -> None:
-        super().__init__(max_model_len, config.policy)
+        kv = KVCacheManager(config.max_num_seqs, max_model_len)
+        super().__init__(kv, max_model_len, config.policy)
         self.config = config
-        self.kv = RegionManager(config.max_num_seqs, self.events)
 
     def validate(self, request: Request) -> None:
         """Refuse a prompt that is larger than a step, and several completions of it."""
@@ -55,13 +56,13 @@ class Scheduler(BaseScheduler):
         # One that is computed again after an interruption may be longer than a step: it goes alone.
         if num_new_tokens > budget and self.running:
             return f"tokens needed: {num_new_tokens}, left in this step: {budget}"
-        if not self.kv.can_allocate():
-            return f"no KV memory: {self.kv.describe()}"
+        if not self.kv.can_allocate(request):
+            return f"no KV memory: {self.kv.describe(request)}"
         return None
 
     def _admit(self, request: Request, plan: StepPlan) -> None:
         """Give a waiting request a region for its KV, and its first row."""
-        self.kv.allocate(request.request_id)
+        self.kv.allocate(request)
         request.become(RequestStatus.RUNNING)
         self.running.append(request)
         plan.admitted.append(request)
@@ -73,39 +74,5 @@ class Scheduler(BaseScheduler):
             request,
             start=request.num_computed_tokens,
             num_new_tokens=request.num_uncomputed_tokens,
-            blocks=[self.kv.regions[request.request_id]],
+            blocks=self.kv.blocks_of(request),
         )
-
-    # -- KV memory ---------------------------------------------------------------------------
-
-    def free_memory(self, request: Request) -> None:
-        """Give back a request's region: the next step may use it."""
-        if request.request_id in self.kv.regions:
-            self.kv.free(request.request_id)
-
-    def reset_memory(self) -> None:
-        """Give back all regions."""
-        self.kv.reset()
-
-    def num_used_units(self) -> int:
-        """Regions that requests own."""
-        return len(self.kv.regions)
-
-    def kv_usage(self) -> KVUsage:
-        """KV memory in regions: each reserves `max_model_len` tokens, however few are stored."""
-        num_used = self.num_used_units()
-        return KVUsage(
-            unit="region",
-            total=self.kv.num_regions,
-            used=num_used,
-            watermark=self.watermark,
-            reserved_tokens=num_used * self.max_model_len,
-            stored_tokens=sum(request.num_computed_tokens for request in self.running),
-        )
-
-    def check_invariants(self) -> None:
-        """Assert that no region is lost and that they belong to the running requests."""
-        self.kv.check_invariants()
-        running = {request.request_id for request in self.running}
-        assert running == set(self.kv.regions), "regions belong to the running requests"
-        assert len(self.running) <= self.config.max_num_seqs

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import m3_paged
-from milestone_llm.command.cli import add_options, positive
+from milestone_llm.cli import add_options, positive
 from milestone_llm.lab.demo.command import demo_parser, run_demo
 
 if TYPE_CHECKING:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from milestone_llm.core.engine_core import EngineCore
+from milestone_llm.core.engine_core import ModelRunner as AnyRunner
 from milestone_llm.core.plan import StepPlan
+from milestone_llm.frontend.custom_scheduler import scheduler_class
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
@@ -30,6 +29,7 @@ class LLMEngine(BaseEngine):
         model: str | PreTrainedModel = DEFAULT_MODEL,
         *,
         tokenizer: PreTrainedTokenizerBase | str | None = None,
+        runner: AnyRunner | None = None,
         **fields: object,
     ) -> None:
         config = EngineConfig.from_fields(**fields)
@@ -46,14 +46,13 @@ class LLMEngine(BaseEngine):
         scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len, num_blocks)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         tracer = Tracer.from_option(config.trace, loaded.decode)
-        log = StepLog(self.milestone, scheduler, tracer, config.check_invariants)
-        core = EngineCore(scheduler, ModelRunner(loaded.model, cache), listener=log)
         super().__init__(
             config,
             loaded,
             max_model_len,
-            core,
-            log,
+            scheduler,
+            runner or ModelRunner(loaded.model, cache),
+            tracer,
             aging_seconds=config.aging_seconds,
             block_size=config.block_size,
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from milestone_llm.core.kv import KVUsage
 from milestone_llm.core.request import Request, RequestStatus
@@ -43,7 +42,9 @@ def stored_tokens(kv: BlockManager, running: Sequence[Request]) -> int:
     return kv.block_size * len(full) + in_partly
 
 
-def kv_stats(kv: BlockManager, preempter: Preempter, running: Sequence[Request]) -> dict[str, Any]:
+def kv_stats(
+    kv: BlockManager, preempter: Preempter, running: Sequence[Request]
+) -> dict[str, object]:
     """Preemptions, copies, and places that are reserved but empty."""
     return {
         "preemptions": preempter.num_preemptions,

@@ -7,34 +7,25 @@ price of admitting more requests than could all grow to full length (PagedAttent
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
-from milestone_llm.core.kv import KVUsage
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.scheduler import BaseScheduler
 
-from .block_manager import BlockManager
-from .block_pool import BlockPool
-from .completions import Completions
 from .config import EngineConfig
-from .kv_usage import check_tables, kv_stats, paged_kv_usage
-from .preemption import Preempter
+from .kv_cache_manager import KVCacheManager
 
 
 class Scheduler(BaseScheduler):
     """Running requests first, each with the block it needs; then waiting ones if memory is left."""
 
+    kv: KVCacheManager
+
     def __init__(self, config: EngineConfig, max_model_len: int, num_blocks: int) -> None:
         config.check_holds_one_request(max_model_len, num_blocks)
-        super().__init__(max_model_len, config.policy)
+        super().__init__(KVCacheManager(config, num_blocks), max_model_len, config.policy)
         self.config = config
         self.num_blocks = num_blocks
         self.num_host_blocks = config.num_host_blocks(num_blocks)
-        self.kv = BlockManager(BlockPool(num_blocks), config.block_size, self.events)
-        self.preempter = Preempter(self.kv, self.num_host_blocks)
-        self.completions = Completions()
 
     def validate(self, request: Request) -> None:
         """Refuse a prompt that is larger than a step, and completions that could not all run."""
@@ -79,15 +70,13 @@ class Scheduler(BaseScheduler):
         Returns:
             False if the request had to go itself.
         """
-        start, end = request.num_computed_tokens, request.num_tokens
-        while not self.kv.can_append(request.request_id, start, end):
+        while not self.kv.append(request, plan):
             victim = self.by_seniority()[-1]
-            self.preempter.preempt(victim, plan, f"no free block for {request.request_id}")
+            self.kv.preempt(victim, plan, f"no free block for {request.request_id}")
             self.running.remove(victim)
             self.waiting.add(victim)
             if victim is request:
                 return False
-        plan.copies += self.kv.append(request.request_id, start, end)
         return True
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
@@ -98,22 +87,17 @@ class Scheduler(BaseScheduler):
         num_new_tokens = request.num_uncomputed_tokens
         if num_new_tokens > budget:
             return f"tokens needed: {num_new_tokens}, left in this step: {budget}"
-        if not self.kv.can_allocate(request.num_tokens):
-            return f"no KV memory: {self.kv.describe(request.num_tokens)}"
+        if not self.kv.can_allocate(request):
+            return f"no KV memory: {self.kv.describe(request)}"
         return None
 
     def _admit(self, request: Request, plan: StepPlan) -> None:
         """Give a new or preempted request blocks for all its tokens, and a row."""
         is_new = not request.num_preemptions
-        self.kv.allocate(request.request_id, request.num_tokens)
-        if request.status is RequestStatus.SWAPPED:
-            self.preempter.swap_in(request, plan)
+        self.kv.allocate(request, plan)
         request.become(RequestStatus.RUNNING)
         self.running.append(request)
-        if is_new:
-            plan.admitted.append(request)
-        else:
-            plan.resumed.append(request)
+        (plan.admitted if is_new else plan.resumed).append(request)
         self._add_row(request, plan)
 
     def _add_row(self, request: Request, plan: StepPlan) -> None:
@@ -122,63 +106,18 @@ class Scheduler(BaseScheduler):
             request,
             start=request.num_computed_tokens,
             num_new_tokens=request.num_uncomputed_tokens,
-            blocks=self.kv.block_tables[request.request_id],
+            blocks=self.kv.blocks_of(request),
         )
         plan.rows.append(row)
-        # The prompt is complete with this step: its further completions start from its KV.
-        for fork in self.completions.start(request):
-            self.kv.fork(request.request_id, fork.request_id)
-            fork.become(RequestStatus.RUNNING)
-            self.running.append(fork)
-            plan.admitted.append(fork)
-            row.sampling_requests.append(fork)
-
-    # -- completions of a prompt -------------------------------------------------------------
-
-    def add(self, *requests: Request) -> None:
-        """Queue requests; further completions of a prompt start when the first has computed it."""
-        super().add(*requests)
-        for fork in self.completions.hold_back(requests):
-            self.waiting.remove(fork)
-
-    def finish(self, request: Request, reason: str) -> None:
-        """End a request in whatever state it is."""
-        if self.completions.discard(request):
-            request.finish(reason)
-        else:
-            super().finish(request, reason)
-
-    def restart(self, requests: Iterable[Request]) -> None:
-        """After an exception anywhere: all wait with the tokens they have. All KV is dropped."""
-        super().restart(dict.fromkeys([*requests, *self.completions.take_all()]))
-
-    # -- KV memory ---------------------------------------------------------------------------
-
-    def free_memory(self, request: Request) -> None:
-        """Give back a request's blocks, on the device or in host memory."""
-        if request.request_id in self.kv.block_tables:
-            self.kv.free(request.request_id)
-        if request.request_id in self.preempter.host.block_tables:
-            self.preempter.host.free(request.request_id)
-
-    def reset_memory(self) -> None:
-        """Give back all blocks."""
-        self.kv.reset()
-        self.preempter.reset()
-
-    def num_used_units(self) -> int:
-        """Blocks that requests own."""
-        return self.kv.pool.num_used
-
-    def kv_usage(self) -> KVUsage:
-        """KV memory in blocks. Waste is at most one partly filled block a request."""
-        return paged_kv_usage(self.kv, self.running, self.watermark)
-
-    def stats(self) -> dict[str, Any]:
-        """Preemptions, copies, and places that are reserved but empty."""
-        return kv_stats(self.kv, self.preempter, self.running)
+        if request in self.completions.further:  # its prompt is complete: they start from its KV
+            for fork in self.completions.start(request):
+                self.kv.fork(request, fork)
+                fork.become(RequestStatus.RUNNING)
+                self.running.append(fork)
+                plan.admitted.append(fork)
+                row.sampling_requests.append(fork)
 
     def check_invariants(self) -> None:
-        """Assert that no block is lost and that tables belong to running or swapped requests."""
-        check_tables(self.kv, self.preempter, self.running, self.waiting)
+        """Assert that no block is lost, and that no more requests run than may."""
+        super().check_invariants()
         assert len(self.running) <= self.config.max_num_seqs

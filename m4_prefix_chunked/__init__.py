@@ -8,8 +8,8 @@ the decode rows of others. Block tables, runner and attention are M3's.
 from typing import TYPE_CHECKING
 
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.frontend.lazy import lazy
 from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.lazy import lazy
 
 from .config import EngineConfig
 

@@ -8,11 +8,10 @@ from m2_batching.runner import sample_rows
 from m3_paged.block_cache import BlockCache
 from m3_paged.kv_memory import fit_kv_memory, with_swap_space
 from m3_paged.runner import ModelRunner
-from milestone_llm.core.engine_core import EngineCore
+from milestone_llm.core.engine_core import ModelRunner as AnyRunner
 from milestone_llm.core.plan import StepPlan
+from milestone_llm.frontend.custom_scheduler import scheduler_class
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
 from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
@@ -35,6 +34,7 @@ class LLMEngine(BaseEngine):
         model: str | PreTrainedModel = DEFAULT_MODEL,
         *,
         tokenizer: PreTrainedTokenizerBase | str | None = None,
+        runner: AnyRunner | None = None,
         **fields: object,
     ) -> None:
         config = EngineConfig.from_fields(**fields)
@@ -53,20 +53,18 @@ class LLMEngine(BaseEngine):
         scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len, num_blocks)
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
         sample = sample_and_verify if config.speculation else sample_rows
-        runner = ModelRunner(loaded.model, cache, sample)
         tracer = Tracer.from_option(config.trace, loaded.decode)
-        log = StepLog(self.milestone, scheduler, tracer, config.check_invariants)
-        core = EngineCore(scheduler, runner, listener=log)
         super().__init__(
             config,
             loaded,
             max_model_len,
-            core,
-            log,
+            scheduler,
+            runner or ModelRunner(loaded.model, cache, sample),
+            tracer,
             aging_seconds=config.aging_seconds,
             block_size=config.block_size,
         )
-        self._reset_prefix_cache = scheduler.reset_prefix_cache
+        self._reset_prefix_cache = scheduler.kv.reset_prefix_cache
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV, for instance after the weights changed.

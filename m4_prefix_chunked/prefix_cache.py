@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from m3_paged.block_manager import BlockManager
+from milestone_llm.core.block_hashes import hash_block, hash_salt
 from milestone_llm.core.request import Request
-from milestone_llm.frontend.block_hashes import hash_block, hash_salt
 
 from .caching_pool import CachingBlockPool
 

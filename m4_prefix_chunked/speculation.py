@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from m3_paged.block_manager import BlockManager
 from milestone_llm.core.allowed_tokens import AllowedTokens
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
@@ -26,6 +25,7 @@ from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 
 from .config import EngineConfig
+from .kv_cache_manager import KVCacheManager
 from .ngram import NgramProposer
 
 MAX_REST = 32
@@ -198,7 +198,7 @@ class Speculation:
     def __init__(
         self,
         config: EngineConfig,
-        kv: BlockManager,
+        kv: KVCacheManager,
         proposer: Proposer | None = None,
         can_guess: Callable[[StepPlan], bool] | None = None,
     ) -> None:
@@ -237,9 +237,7 @@ class Speculation:
             if request.allowed_tokens is not None:
                 output = request.output_token_ids
                 guesses = request.allowed_tokens.continuation(output, guesses, most)
-            end = row.end + len(guesses)
-            if guesses and self.kv.can_append(request.request_id, row.start, end):
-                plan.copies += self.kv.append(request.request_id, row.start, end)
+            if guesses and self.kv.append(request, plan, len(guesses)):
                 guessing = GuessingRow.of(row, guesses)
                 plan.rows[place] = guessing
                 self._guessing.append(guessing)

@@ -1,9 +1,9 @@
 """What computes a step: the lesson's objects, or an extra's in their place.
 
     lesson            Triton kernels; linear layers by the library, one row by `skinny_linear`
-    cpu               torch's own kernels, where none of ours can run
-    hopper            linear layers of few rows, prefill of long chunks, tokens to the host
-    int8, gguf        weights of 8 or 4 bits                       `quantization`
+    devices           on a CPU, torch's own kernels; on a GPU, linear layers of few rows, prefill of
+                      long chunks, tokens to the host
+    quantization      weights of 8 or 4 bits                       `quantization`
     tensor_parallel   a part of each layer, sums over all GPUs     `tensor_parallel_size`
     spec_decode       a runner that verifies draft tokens          `speculation`
 
@@ -104,9 +104,9 @@ def is_pipelined(config: EngineConfig) -> bool:
 
 
 def _cpu(lesson: Backend) -> Backend:
-    from .extras.cpu.cpu_attention import CPUAttention
-    from .extras.cpu.cpu_linear import CPULinear
-    from .extras.cpu.cpu_ops import RopeAndWrite, add_norm, embed_norm
+    from .extras.devices.cpu_attention import CPUAttention
+    from .extras.devices.cpu_linear import CPULinear
+    from .extras.devices.cpu_ops import RopeAndWrite, add_norm, embed_norm
 
     ops = DecoderOps(
         linear=CPULinear(),
@@ -126,10 +126,10 @@ def _gpu(
     group: Group,
 ) -> Backend:
     """Replace the parts for which this GPU has something faster."""
-    from .extras.hopper.few_rows_linear import FewRowsLinear
-    from .extras.hopper.hopper_chunks import hopper_attention
-    from .extras.hopper.prefill_tiles import runs_on_hopper
-    from .extras.hopper.write_to_host import write_to_host
+    from .extras.devices.few_rows_linear import FewRowsLinear
+    from .extras.devices.hopper_chunks import hopper_attention
+    from .extras.devices.hopper_prefill_tiles import runs_on_hopper
+    from .extras.devices.write_to_host import write_to_host
 
     ops = replace(lesson.ops, linear=FewRowsLinear.on(device, may_start_early=group.size == 1))
     head_dim = AttentionShape.of(model).head_dim
@@ -139,20 +139,20 @@ def _gpu(
 
 
 def _int8(chosen: Backend, model: PreTrainedModel, device: torch.device, group: Group) -> Backend:
-    from .extras.int8.int8_method import Int8Linear
+    from .extras.quantization.int8_method import Int8Linear
 
     _check_fusible(model, "int8")
     linear = Int8Linear()
     if runs_no_kernels(device) and group.size == 1:
-        from .extras.cpu.cpu_int8 import CPU_INT8
+        from .extras.quantization.cpu_int8 import CPU_INT8
 
         linear = CPU_INT8
     return replace(chosen, ops=replace(chosen.ops, linear=linear))
 
 
 def _gguf(chosen: Backend, source: object, model: PreTrainedModel, device: torch.device) -> Backend:
-    from .extras.gguf.file import open_gguf
-    from .extras.gguf.gguf_linear import GGUFLinear
+    from .extras.quantization.gguf_file import open_gguf
+    from .extras.quantization.gguf_linear import GGUFLinear
 
     _check_fusible(model, "gguf")
     file = open_gguf(source, device)

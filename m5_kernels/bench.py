@@ -20,7 +20,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from milestone_llm.command.cli import positive
+from milestone_llm.cli import positive
 from milestone_llm.lab.bench.command import bench_command
 
 from .tools.launch import SIZE_HELP, silence, start_ranks

@@ -17,7 +17,7 @@ from typing import Any
 
 import m4_prefix_chunked
 import m5_kernels
-from milestone_llm.command.cli import positive
+from milestone_llm.cli import positive
 from milestone_llm.lab.demo.command import demo_parser, run_demo
 
 from .tools.launch import SIZE_HELP, silence, start_ranks
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 def demo(args: argparse.Namespace) -> None:
     """Serve the requests with M4 and with M5."""
-    from milestone_llm.command.consoles import console
+    from milestone_llm.consoles import console
     from milestone_llm.lab.demo import show
     from milestone_llm.lab.demo.work import load_work
     from milestone_llm.models.checkpoint import find_gguf

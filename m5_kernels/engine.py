@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,11 +22,10 @@ from m3_paged.block_cache import BlockCache
 from m3_paged.kv_memory import fit_kv_memory, with_swap_space
 from m4_prefix_chunked.engine import USEFUL_KV
 from m4_prefix_chunked.scheduler import Scheduler
-from milestone_llm.core.engine_core import EngineCore
+from milestone_llm.core.engine_core import ModelRunner as AnyRunner
 from milestone_llm.core.plan import StepPlan
+from milestone_llm.frontend.custom_scheduler import scheduler_class
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.scheduler_file import scheduler_class
-from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position, stop_token_ids
 from milestone_llm.models.support import check_flat
 from milestone_llm.structured.grammars import Grammars
@@ -35,6 +35,7 @@ from .backends import Backend, choose_backend, is_pipelined, join_group
 from .config import EngineConfig
 from .decoder.load import load_decoder
 from .device_state import check_rows
+from .pipeline import Pipeline
 from .runner import ModelRunner
 
 
@@ -61,6 +62,7 @@ class LLMEngine(BaseEngine):
         model: str | PreTrainedModel = DEFAULT_MODEL,
         *,
         tokenizer: PreTrainedTokenizerBase | str | None = None,
+        runner: AnyRunner | None = None,
         adapt_backend: Callable[[Backend], Backend] = lambda chosen: chosen,
         **fields: Any,
     ) -> None:
@@ -92,11 +94,11 @@ class LLMEngine(BaseEngine):
         check_rows(config.max_num_seqs, wanted_len, config.block_size, device)
 
         def runner_over(cache: BlockCache, max_model_len: int) -> Any:
-            runner = backend.runner(
+            own = backend.runner(
                 decoder, cache, config, max_model_len, group, backend.launch, backend.copy
             )
-            runner.compile_kernels()
-            return runner
+            own.compile_kernels()
+            return own
 
         def run_once(cache: BlockCache, plan: StepPlan) -> None:
             runner_over(cache, wanted_len).launch(plan).wait()
@@ -110,27 +112,29 @@ class LLMEngine(BaseEngine):
             config, max_model_len, num_blocks, **(backend.scheduler_parts or {})
         )
         cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
-        runner = runner_over(cache, max_model_len)
+        own_runner = runner_over(cache, max_model_len)
 
         tracer = Tracer.from_option(config.trace, loaded.decode)
-        log = StepLog(self.milestone, scheduler, tracer, config.check_invariants)
-        can_run_ahead = ModelRunner.can_run_ahead if is_pipelined(config) else None
-        core = EngineCore(scheduler, runner, can_run_ahead, log)
+        pipeline = None
+        if is_pipelined(config):
+            pipeline = partial(Pipeline, can_run_ahead=ModelRunner.can_run_ahead)
         vocab_size = loaded.model.config.get_text_config().vocab_size
         grammars = Grammars(loaded.tokenizer, vocab_size, stop_token_ids(loaded.model))
         super().__init__(
             config,
             loaded,
             max_model_len,
-            core,
-            log,
+            scheduler,
+            runner or own_runner,
+            tracer,
+            pipeline=pipeline,
             grammars=grammars,
             peers=group.peers(grammars),
             aging_seconds=config.aging_seconds,
             block_size=config.block_size,
         )
-        self.decoder, self._runner = decoder, runner
-        self._reset_prefix_cache = scheduler.reset_prefix_cache
+        self.decoder, self._runner = decoder, own_runner
+        self._reset_prefix_cache = scheduler.kv.reset_prefix_cache
         group.register(self)
 
     def warm_up(self) -> None:
@@ -155,7 +159,7 @@ class LLMEngine(BaseEngine):
     def follow(self, call: str) -> None:
         """Make the same call that this engine has begun on rank 0."""
         calls: dict[str, Callable[[], object]] = {
-            "step": self.driver.step,
+            "step": partial(self.driver.run, self.driver.step),
             "capture_graphs": self.capture_graphs,
             "reset_prefix_cache": self.reset_prefix_cache,
         }

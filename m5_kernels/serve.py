@@ -6,7 +6,7 @@ Then, in another terminal: curl http://127.0.0.1:8000/v1/models
 import sys
 from collections.abc import Sequence
 
-from milestone_llm.command.cli import model_libraries
+from milestone_llm.cli import model_libraries
 from milestone_llm.serving.command import serve_command, serve_parser
 
 from . import EngineConfig

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from milestone_llm.core.plan import ScheduledRequest
-from milestone_llm.frontend.garbage import nothing_collected
+from milestone_llm.gc_control import gc_paused
 
 from .group import Group
 from .sampler import SamplingFeatures
@@ -218,7 +218,7 @@ class StepGraphs:
         memory.stream.wait_stream(here)
         # Disable gc: if it collected a dead engine, destroying that engine's graphs would break
         # this capture. Calls of other threads do not break it ("thread_local").
-        with torch.cuda.stream(memory.stream), nothing_collected():
+        with torch.cuda.stream(memory.stream), gc_paused():
             graph.capture_begin(memory.pool, capture_error_mode="thread_local")
             try:
                 tokens = self.compute(bucket, features)

@@ -1,8 +1,8 @@
-"""What all tests share: no network, one thread, the real model loaded once, GPU tests skipped.
+"""Fixtures of all tests: no network, one thread, the real model loaded once, GPU tests skipped.
 
-Nothing here imports torch, which takes seconds: tests of a scheduler alone can do without.
+Nothing here imports torch, which takes seconds: tests of a scheduler do not need it.
 
-`make test` runs two processes side by side. A test has what it needs for itself: ports that the
+`make test` runs two processes at the same time. So a test uses only what is its own: ports that the
 system chooses, folders of `tmp_path`.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported, so set before
-os.environ["COLUMNS"] = "80"  # what is printed is compared, and no matter of the shell
+os.environ["COLUMNS"] = "80"  # output is compared, and must not depend on the shell
 os.environ.pop("FORCE_COLOR", None)
 os.environ.pop("NO_COLOR", None)
 os.environ.pop("LLM_TRACE", None)
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 IS_CI = bool(os.environ.get("CI"))
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
-# A shell makes what it runs in the background ignore Ctrl-C, and so does all that this starts.
+# A shell makes background processes ignore Ctrl-C, and their child processes, too.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -48,12 +48,12 @@ settings.register_profile(  # `make mutants`: that it fails is enough
 settings.load_profile("storm" if os.environ.get("STORM") else "same")
 
 
-gc.disable()  # until all is imported and collected, which is no garbage
+gc.disable()  # until everything is imported and collected, which is not garbage
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Keep Python's garbage collector from looking through libraries and tests again and again."""
+    """Keep Python's garbage collector from scanning libraries and tests again and again."""
     yield
     gc.freeze()
     gc.enable()
@@ -61,7 +61,7 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip `gpu` tests without CUDA; mark those that ask for the real model `smollm2`."""
+    """Skip `gpu` tests without CUDA; mark tests that use the real model `smollm2`."""
     for item in items:
         if "smollm2" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.smollm2)
@@ -73,13 +73,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Tiny matrices lose time when spread over threads, and there are several workers."""
+    """Use one thread: tiny matrices are slower with several, and there are several workers."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """One line for each reason for which tests were skipped."""
+    """Print one line for each reason for which tests were skipped."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     for reason, number in reasons.most_common():
@@ -88,20 +88,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def on_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test prints something else because this machine is busy."""
+    """Keep messages about a busy machine out of the tests."""
     monkeypatch.setattr("milestone_llm.models.threads.product_times", lambda: (1.0, 1.0))
 
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
-    """What a test draws without a seed of its own is not a matter of the tests before it."""
+    """Seed the generators, so that a test does not depend on the tests before it."""
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
 
 
 @pytest.fixture
 def no_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are drawn and not rendered, which takes longer than all that they show."""
+    """Draw pictures without rendering them, which takes longest."""
 
     def save(figure: Figure, path: Path, **options: object) -> None:
         path.write_bytes(b"\x89PNG\r\n")
@@ -113,7 +113,7 @@ def no_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
 def smollm2() -> LoadedModel:
     """SmolLM2-135M-Instruct in float32 on the CPU. Do not change it.
 
-    Skips where the model package is missing, except in CI, where that is a failure.
+    Skipped if the model package is missing, except in CI, where that is a failure.
     """
     from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model
     from milestone_llm.models.gguf_cache import packaged_gguf
@@ -129,7 +129,7 @@ def smollm2() -> LoadedModel:
 
 @pytest.fixture(scope="module")  # no longer: its event loop runs, and others could not have theirs
 def browser() -> Iterator[Any]:
-    """Headless Chromium. Without it these tests are skipped, and say what to install."""
+    """Start headless Chromium. Without it these tests are skipped with a hint what to install."""
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="the page's tests want `pip install playwright`"
     )

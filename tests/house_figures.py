@@ -40,13 +40,15 @@ Frame = tuple[str, str]
 
 GUESSES = r"guess|draft|specul|propos|ngram"
 WORDS = {
-    GUESSES: f"(?i:{GUESSES})",
-    r"tensor_parallel": r"(?i:tensor_parallel)|\bRanks?\b|RankPeers|\bShard\b",
-    r"cpu": r"CPU[A-Z]|[a-z]CPU|\bcpu\.",  # "cpu" alone is a device
-    r"int8": r"^(?!\.u?int8$).*(?i:int8)",  # so is torch.int8 a dtype
-    r"completions": r"(?i:completion)|\bforks?\b",
+    "cpu": r"CPU[A-Z]|[a-z]CPU|\bcpu_(?:attention|int8|linear|ops)",  # "cpu" alone is a device
+    "hopper": "(?i:hopper)",
+    "int8": r"^(?!\.u?int8$).*(?i:int8)",  # so is torch.int8 a dtype
+    "gguf": "(?i:gguf)",
+    "spec_decode": f"(?i:{GUESSES})",
+    "tensor_parallel": r"(?i:tensor_parallel)|\bRanks?\b|RankPeers|\bShard\b",
+    "completions": r"(?i:completion)|\bforks?\b",
 }
-"""By what matches the name of an extra, what names it in code. Others are named by their name."""
+"""By feature, what names it in code."""
 
 
 # --- in a process of their own --------------------------------------------------------------------
@@ -117,7 +119,7 @@ def built_on_hopper() -> tuple[list[str]]:
     import torch
     from triton import JITFunction
 
-    from cuda_on_cpu import cuda_on_cpu
+    from m5.cuda_on_cpu import cuda_on_cpu
     from milestone_llm.models.tiny_models import TINY_FAMILIES
 
     with (
@@ -191,12 +193,12 @@ def names_in_code(path: Path) -> set[str]:
 
 
 def files_that_name(extra: str) -> list[str]:
-    """Files of packages that name an extra in code and whose path does not."""
-    words = re.compile(next((w for n, w in WORDS.items() if re.search(n, extra)), f"(?i:{extra})"))
+    """Files of packages that name a feature in code and whose path does not."""
+    words = re.compile(WORDS[extra])
     found = []
     for path in (path for package in PACKAGES for path in python_files(ROOT / package)):
         name = path.relative_to(ROOT).as_posix()
-        is_own = EXTRAS / extra in path.parents or words.search(name)
+        is_own = extra in name or words.search(name)
         if not is_own and any(map(words.search, names_in_code(path))):
             found.append(name.removeprefix("m5_kernels/"))
     return found
@@ -281,8 +283,8 @@ def show_stacks(found: dict[str, Any]) -> None:
 
 
 def show_source() -> None:
-    print("\nFiles of packages that name an extra in code, and are no part of it")
-    for extra in [*extras(), "completions"]:
+    print("\nFiles of packages that name a feature in code, and are no part of it")
+    for extra in WORDS:
         names = files_that_name(extra)
         show(f"{extra}: {len(names)}", names)
 

@@ -1,12 +1,12 @@
-"""Do the tests find mistakes? Each of `mutants.txt` is made in a copy, and its tests are run there.
-There is a copy for each core.
+"""Do the tests find mistakes? Each mistake of `mutants.txt` is made in a copy of the project, and
+its tests are run there. There is a copy for each core.
 
     python tests/mutants.py              all: some twenty minutes on two cores (`make mutants`)
-    python tests/mutants.py swap top-p   those with `swap` or `top-p` in their name or place
+    python tests/mutants.py swap top-p   those with `swap` or `top-p` in their name or path
 
-A mistake that no test finds has survived: it wants a test, or, if nobody could see it, another
-mistake in its place. The list says what it looks like; a line that is no longer there, or no
-longer unique, is an error, which `test_mutants.py` finds as well.
+A mistake that no test finds has survived. It needs a test, or, if no user could notice it, another
+mistake in its place. The first lines of the list say how it is written. A line that does not exist,
+or that is not unique, is an error, which `test_mutants.py` finds as well.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from queue import Queue
 ROOT = Path(__file__).parents[1]
 LIST = Path(__file__).with_name("mutants.txt")
 SECONDS = 300
-"""A mistake may make a test wait for ever: that is found, too."""
+"""Seconds of a mutant's tests. A mistake may make a test wait for ever: it counts as found."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake of one line."""
+    """A mistake in one line."""
 
     name: str
     path: str
     function: str
-    """Or class; empty: the file has the line once."""
+    """Function or class; empty: the line is unique in the file."""
     before: str
     after: str
     tests: tuple[str, ...]
     environment: tuple[tuple[str, str], ...]
 
     def in_text(self, text: str) -> str:
-        """The file with the mistake in it.
+        """Return a file's text with the mistake in it.
 
         Raises:
-            ValueError: the line is not there, or more than once.
+            ValueError: the line does not exist, or is not unique.
         """
         lines = text.splitlines(keepends=True)
         spans = [(0, len(lines))]
@@ -68,7 +68,7 @@ class Mutant:
 
 
 def read_list(text: str) -> Iterator[Mutant]:
-    """The mistakes of a list, whose first lines say how it is written."""
+    """Yield the mistakes of a list; its first lines say how it is written."""
     tests: list[str] = []
     for block in re.split(r"\n\s*\n", text):
         lines = [line for line in block.splitlines() if line and not line.startswith("#")]
@@ -89,7 +89,7 @@ def read_list(text: str) -> Iterator[Mutant]:
 
 
 def copy_tree(to: Path) -> None:
-    """Copy what git tracks, or would."""
+    """Copy all files that git tracks, or would track."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     for name in filter(None, names.split("\0")):
@@ -101,7 +101,7 @@ def copy_tree(to: Path) -> None:
 def run_tests(
     tree: Path, tests: tuple[str, ...], environment: tuple[tuple[str, str], ...]
 ) -> str | None:
-    """Run tests in a tree. The first that fails; None: none does."""
+    """Run tests in a tree. Returns the first that fails, or None."""
     command = [sys.executable, "-m", "pytest", "-x", "-n", "0", "-p", "no:cacheprovider"]
     variables = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "KERNEL_SEED": "0"}
     try:
@@ -120,13 +120,13 @@ def run_tests(
     if run.returncode == 0:
         return None
     found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", run.stdout, re.MULTILINE)
-    if found is None and run.returncode > 0:  # else a signal has ended it
+    if found is None and run.returncode > 0:  # a negative number: a signal has ended it
         raise RuntimeError(f"pytest ended with {run.returncode}:\n{run.stdout[-3000:]}")
     return found[1] if found else f"ended by signal {-run.returncode}"
 
 
 def killer_of(mutant: Mutant, trees: Queue[Path]) -> str | None:
-    """Make a mistake in a tree that nobody uses, run its tests, and take it back."""
+    """Make a mistake in a tree that no other mutant uses, run its tests, and undo it."""
     tree = trees.get()
     path, start = tree / mutant.path, time.perf_counter()
     text = path.read_text(encoding="utf-8")
@@ -142,10 +142,12 @@ def killer_of(mutant: Mutant, trees: Queue[Path]) -> str | None:
 
 
 def main(parts: list[str]) -> int:
-    """Run the mutants whose name or place has one of these parts; all, if there are none."""
+    """Run the mutants with one of these parts in their name or path; without parts, run all."""
     mutants = list(read_list(LIST.read_text(encoding="utf-8")))
     if parts:
         mutants = [m for m in mutants if any(part in f"{m.name} {m.path}" for part in parts)]
+    for mutant in mutants:  # a line that is gone ends it here
+        mutant.in_text((ROOT / mutant.path).read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         trees: Queue[Path] = Queue()
         for number in range(os.cpu_count() or 1):

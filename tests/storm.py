@@ -1,14 +1,14 @@
-"""Random traffic on every milestone, with every KV position read back and every plan looked at.
+"""Random traffic on every milestone, with every KV position read back and every plan checked.
 
     make storm SECONDS=600                       fresh seeds for ten minutes
     python tests/storm.py --seed 7 --milestone m4_prefix_chunked      one case again
 
-Requests come, follow on earlier answers, are aborted and end; ids are used again; there are
-priorities, salts, several completions, EOS, chunks, guesses, swapping, cache resets, `generate` and
-`stream` in the middle, tokens that are none, faults in the scheduler, the forward, the collection
-of its tokens and the trace, and Ctrl-C at any line of all this. After it, every request must have
-had the tokens that it would have had alone, nobody may have failed who was in no step that did, and
-no KV memory may be lost.
+Requests come, continue earlier answers, are aborted and end; ids are used again. There are
+priorities, salts, several completions, EOS, chunks, draft tokens, swapping, cache resets,
+`generate` and `stream` in between, invalid tokens, faults in the scheduler, the forward pass, the
+collection of its tokens and the trace, and Ctrl-C at any line of all this. At the end, every
+request must have had the tokens that it would have had alone, a request may have failed only if it
+was in a step that failed, and no KV memory may be lost.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from engine_helpers import assert_empty, make_engine
-from interrupter import Interrupter
+from helpers.engines import assert_empty, make_engine
+from helpers.interrupter import Interrupter
+from helpers.read_back import ReadBackRunner, right_output, some_wrong
 from m1_single import RequestOutput, SamplingParams
 from m4_prefix_chunked.speculation import draft_token_ids
 from m5_kernels.extras.spec_decode.proposer import DeviceProposer
-from m5_kernels.runner import ModelRunner
 from milestone_llm import MILESTONES
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.models.tiny_models import VOCAB_SIZE
-from read_back import ReadBackRunner, right_output, some_wrong
 
 
 class FaultError(Exception):
@@ -43,7 +42,7 @@ class FaultError(Exception):
 
 
 class BrittleRunner(ReadBackRunner):
-    """Knows who was in a step that failed."""
+    """Records which requests were in a step that failed."""
 
     def __init__(self, block_size: int | None) -> None:
         super().__init__(block_size)
@@ -51,7 +50,7 @@ class BrittleRunner(ReadBackRunner):
         self.is_next_token_none = False
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """As ever, but a token may be none."""
+        """Launch as usual, but a token may be invalid."""
         with self._failing(plan):
             launched = super().launch(plan)
         return LaunchedStep(lambda: self._collect(plan, launched))
@@ -76,23 +75,23 @@ class BrittleRunner(ReadBackRunner):
 
 
 def leader_of(name: str) -> str:
-    """The request of which this is a completion."""
+    """Return the request of a completion."""
     return name.split("/")[0]
 
 
 class Clairvoyant:
-    """Guesses what will be sampled, and is wrong now and then."""
+    """Proposes the tokens that will be sampled, and is sometimes wrong."""
 
     def propose(self, request: Request, num_tokens: int) -> list[int]:
-        """At most `num_tokens` tokens."""
+        """Return at most `num_tokens` tokens."""
         return some_wrong(request.token_ids, request, num_tokens)
 
 
 class Storm:
-    """One engine with random limits, and random traffic for it.
+    """An engine with random limits, and random traffic for it.
 
     Args:
-        seed: decides everything.
+        seed: all random choices follow from it.
     """
 
     def __init__(self, milestone: str, seed: int) -> None:
@@ -101,12 +100,12 @@ class Storm:
         self.counts: Counter[str] = Counter()
         self.fields = self._random_fields()
         package = importlib.import_module(milestone)
-        self.engine = make_engine(package, **self.fields)
-        self.scheduler = self.engine.scheduler
-        self.runner = BrittleRunner(self.fields.get("block_size"))
-        self.engine.core.runner = self.runner
         self.is_late = milestone >= "m5" and self.rng.random() < 0.7
-        self.engine.core.can_run_ahead = ModelRunner.can_run_ahead if self.is_late else None
+        if milestone >= "m5":
+            self.fields["async_scheduling"] = self.is_late
+        self.runner = BrittleRunner(self.fields.get("block_size"))
+        self.engine = make_engine(package, runner=self.runner, **self.fields)
+        self.scheduler = self.engine.scheduler
         if speculation := getattr(self.scheduler, "speculation", None):
             speculation.proposer = DeviceProposer() if self.is_late else Clairvoyant()
         self._watch_plans()
@@ -114,7 +113,8 @@ class Storm:
         self.stems = [self._prompt(12) for _ in range(3)]
 
     def run(self, num_steps: int) -> Counter[str]:
-        """Serve random traffic, then step until nothing is left. How often what happened."""
+        """Serve random traffic, then step until nothing is left. Returns how often each event
+        happened."""
         for _ in range(num_steps):
             for _ in range(self.rng.choice((0, 0, 0, 1, 1, 2, 5))):
                 self._add()
@@ -130,7 +130,7 @@ class Storm:
             elif action < 0.16:
                 self._break_something()
             self._step()
-        for _ in range(100 * (1 + len(self.expected))):  # as if one after the other
+        for _ in range(100 * (1 + len(self.expected))):  # as if they came one after the other
             if self.engine.has_unfinished_requests():
                 self._step()
         assert not self.expected, f"never finished: {sorted(self.expected)}"
@@ -142,9 +142,9 @@ class Storm:
         self.counts["accepted"] += num_accepted
         self.counts["rejected"] += stats.get("spec_decode_num_draft_tokens", 0) - num_accepted
         if self.milestone >= "m3":
-            assert self.scheduler.preempter.host.pool.num_used == 0
+            assert self.scheduler.kv.preempter.host.pool.num_used == 0
         if self.milestone >= "m4":
-            assert self.scheduler.prefix_cache.hashes == {}
+            assert self.scheduler.kv.prefix_cache.hashes == {}
             for name in ("saved_tokens", "evictions"):
                 self.counts[name] += stats["prefix_cache"][name]
             assert self.engine.reset_prefix_cache()
@@ -159,7 +159,8 @@ class Storm:
         fields["max_num_batched_tokens"] = rng.randint(fields["max_model_len"], 96)
         if self.milestone >= "m2":
             fields["policy"] = rng.choice(("fcfs", "priority"))
-        if self.milestone < "m3":  # what an interrupted request has computed may not fit a step
+        # what an interrupted request has computed may not fit into a step
+        if self.milestone < "m3":
             fields["max_num_batched_tokens"] = rng.randint(16, 64)
         if self.milestone >= "m3":
             size = fields["block_size"] = rng.choice((1, 2, 4, 8))
@@ -226,7 +227,7 @@ class Storm:
             with self._sometimes_interrupted():
                 output = self.engine.abort(name)
         except KeyboardInterrupt:
-            if not self.engine.is_taken(name):  # ended, and its output was on its way to nobody
+            if not self.engine.is_taken(name):  # ended, and its output has no reader any more
                 del self.expected[name]
             return
         if output is not None:  # else it has finished, and its output comes with the next step
@@ -235,7 +236,7 @@ class Storm:
             self.counts["aborted"] += 1
 
     def _call(self) -> None:
-        """`generate`, or a stream of which the beginning is read; it is closed or thrown away."""
+        """Call `generate`, or read the beginning of a stream, which is then closed or dropped."""
         prompt, params = self._request()
         limit = self.fields["max_num_batched_tokens"]
         if not self.fields.get("enable_chunked_prefill") and len(prompt) > limit:
@@ -254,7 +255,7 @@ class Storm:
 
     @contextlib.contextmanager
     def _sometimes_interrupted(self) -> Iterator[None]:
-        """Once in eight times, Ctrl-C at some line of the engine."""
+        """Raise Ctrl-C at some line of the engine, once in eight times."""
         if self.rng.random() < 0.125:
             interrupter = Interrupter(self.rng.randrange(1, 300))
             try:
@@ -266,7 +267,7 @@ class Storm:
             yield
 
     def _break_something(self) -> None:
-        """Let something raise in the next step that comes by."""
+        """Let something raise in the next step."""
         where = self.rng.choice(("launch", "wait", "token", "schedule", "update", "trace"))
         self.counts[f"fault in {where}"] += 1
         if where == "token":
@@ -281,7 +282,7 @@ class Storm:
 
         def raise_once(*arguments: Any) -> Any:
             delattr(owner, name)
-            if self.rng.random() < 0.5:  # its work is done, and then it raises
+            if self.rng.random() < 0.5:  # it raises after its work is done
                 getattr(owner, name)(*arguments)
             raise fault
 
@@ -296,7 +297,7 @@ class Storm:
             return
         self.counts["steps"] += 1
         if self.milestone >= "m4":
-            cache = self.scheduler.prefix_cache
+            cache = self.scheduler.kv.prefix_cache
             assert all(map(self.runner.is_right, cache.pool.hash_of)), "a spoilt block can be found"
             assert set(cache.hashes) <= set(self.engine.core.unfinished), "hashes of the finished"
         for output in outputs:
@@ -305,7 +306,8 @@ class Storm:
                 self._check(output, prompt, params)
 
     def _check(self, output: RequestOutput, prompt: list[int], params: SamplingParams) -> None:
-        """Whole outputs are right; those that were cut off are right as far as they go."""
+        """Check that whole outputs are right, and that those cut off are right as far as they
+        go."""
         for completion in output.outputs:
             limit = self.fields["max_model_len"]
             tokens, reason = right_output(prompt, params, limit, completion.index)
@@ -314,13 +316,13 @@ class Storm:
                 assert output.request_id in self.runner.failed, "it was in no step that failed"
             elif completion.finish_reason not in (None, "abort"):
                 assert (completion.token_ids, completion.finish_reason) == (tokens, reason)
-                self.stems = [*self.stems, [*prompt, *tokens]][-6:]  # a conversation goes on
+                self.stems = [*self.stems, [*prompt, *tokens]][-6:]  # a conversation continues
             self.counts[str(completion.finish_reason)] += 1
 
     # -- what must hold of every plan --------------------------------------------------------
 
     def _watch_plans(self) -> None:
-        """Look at every plan that the scheduler makes."""
+        """Check every plan that the scheduler makes."""
         storm, kind = self, type(self.scheduler)
 
         class Watched(kind):
@@ -333,7 +335,8 @@ class Storm:
         self.scheduler.__class__ = Watched
 
     def _check_plan(self, plan: StepPlan, seniors: list[Request]) -> None:
-        """The core looks at rows, too: at who has one, where it starts and who samples."""
+        """Check which requests have rows. The core also checks where rows start and which
+        sample."""
         if self.milestone < "m2":
             return
         scheduler, limits, rows = self.scheduler, self.scheduler.config, plan.rows
@@ -363,7 +366,7 @@ class Storm:
             return
         assert seniors[:1] not in [[each.request] for each in plan.preempted]
         forked = {request for row in rows for request in row.sampling_requests[1:]}
-        if set(scheduler.running) - having - forked:  # somebody has no row
+        if set(scheduler.running) - having - forked:  # a running request has no row
             assert self.milestone >= "m4"
             assert num_left == 0 or limits.prefill_policy == "prefill_first"
         for row in rows if self.milestone >= "m4" else ():
@@ -374,12 +377,12 @@ class Storm:
             assert not (num_drafts and plan.preempted)
             longest = limits.long_prefill_token_threshold or row.num_new_tokens
             assert row.num_new_tokens - num_drafts <= longest
-            num_spare = len(row.blocks) - scheduler.kv.num_blocks_for(num_tokens)
+            num_spare = len(row.blocks) - scheduler.kv.blocks.num_blocks_for(num_tokens)
             assert num_spare == 0 or (num_spare > 0 and scheduler.speculation), "blocks too many"
 
 
 def serve(milestone: str, seed: int, num_steps: int) -> Counter[str]:
-    """A storm. If it finds something, it says how to have it again."""
+    """Run a storm. If it finds something, print how to repeat it."""
     storm = Storm(milestone, seed)
     try:
         return storm.run(num_steps)
@@ -390,7 +393,7 @@ def serve(milestone: str, seed: int, num_steps: int) -> Counter[str]:
 
 
 def main() -> int:
-    """Storms with fresh seeds for as long as told; the first that finds something ends it."""
+    """Run storms with fresh seeds for the given time; the first finding ends it."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

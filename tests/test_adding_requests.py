@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine_helpers import every_milestone, greedy, make_engine
-from interrupter import Interrupter
+from helpers.engines import every_milestone, greedy, make_engine
+from helpers.interrupter import Interrupter
 
 SEARCH = 16
 """Lines for the search in a sorted queue: a few more each time that twice as many wait."""
@@ -27,6 +27,6 @@ def test_to_add_a_request_is_the_same_work_however_many_there_are(package):
         engine.add_request([3, 4, 5], greedy(1))
     assert lines_to_add(engine) <= few + SEARCH, "however many wait"
     while engine.output_processor.states:
-        engine.driver.step()  # `step` without taking what it brought
+        engine.driver.run(engine.driver.step)  # `step` without taking what it brought
     assert len(engine._step_queue) > 190
     assert lines_to_add(engine) <= few + SEARCH, "however many outputs are not delivered"

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from forked import run_python
-from milestone_llm import MILESTONES
-from milestone_llm.command.cli import run_command
+from helpers.forked import run_python
+from milestone_llm import MILESTONES, __version__
+from milestone_llm.__main__ import main
+from milestone_llm.cli import run_command
 from milestone_llm.lab.demo import show
 
 PROGRAM = """
 import argparse, sys
 from m2_batching import LLMEngine
 from m2_batching.scheduler import Scheduler
-from milestone_llm.command.cli import run_command
+from milestone_llm.cli import run_command
 
 def schedule(self):
     return [rank + row for rank, row in zip([1], [2, 3], strict=True)]
@@ -116,3 +117,24 @@ def test_the_base_install_runs_all_engines(tmp_path):
     program.write_text(BASE_ALONE.format(blocked=extras, milestones=MILESTONES))
     done = run_python(program)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "program"),
+    [
+        (["--milestone", "m2", "serve"], "m2_batching.serve"),
+        (["demo"], "m5_kernels.demo"),
+        (["explore"], "milestone_llm.lab.explorer"),
+        (["play"], "milestone_llm.lab.playground"),
+    ],
+)
+def test_one_command_starts_all_programs(capsys, words, program):
+    with pytest.raises(SystemExit, match="0"):
+        main([*words, "--help"])
+    assert f"usage: python -m {program} " in capsys.readouterr().out
+
+
+def test_the_command_says_its_version(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"milestone-llm {__version__}\n"

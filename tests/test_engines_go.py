@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine_helpers import greedy, make_engine
+from helpers.engines import greedy, make_engine
 
 PACKAGES = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels"]
 KINDS: list[tuple[str, dict[str, Any]]] = [

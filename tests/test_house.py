@@ -70,7 +70,7 @@ assert triton.JITFunction.__getitem__ is launch
 changed = {name for name, _ in os.environ.items() ^ before.items()}
 assert not [name for name in changed if not name.startswith("TORCH")], changed  # torch's own
 loaded = (name.split(".") for name in sys.modules if name.startswith("m5_kernels.extras."))
-print(*sorted({name[2] for name in loaded}))
+print(*sorted(".".join(name[2:]) for name in loaded))
 """
 
 
@@ -79,7 +79,8 @@ def test_an_engine_on_a_cpu_loads_no_other_extra_and_changes_nothing_else():
     command = [sys.executable, "-c", ENGINE_ON_A_CPU]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["cpu"]
+    names = ["devices", *(f"devices.cpu_{name}" for name in ("attention", "linear", "ops"))]
+    assert done.stdout.split() == names
 
 
 def test_a_class_has_one_base_at_most():
@@ -142,8 +143,9 @@ sys.exit(programs["m3_paged.demo"].main([]))
 PROGRAMS_OF_ALL = [
     *(f"{name}.{program}" for name in MILESTONES for program in ("demo", "bench", "serve")),
     *(f"{name}.walkthrough" for name in MILESTONES),
-    *("m1_single.timeline", "m4_prefix_chunked.tools.stress", "milestone_llm.serving.bench"),
-    *("milestone_llm.lab.playground.__main__", "milestone_llm.lab.trace.explore"),
+    *("m1_single.timeline", "m4_prefix_chunked.tools.stress", "milestone_llm.lab.bench.serving"),
+    *("milestone_llm.__main__", "milestone_llm.lab.playground.__main__"),
+    "milestone_llm.lab.explorer.__main__",
     *("milestone_llm.serving.timed", "exercises.build.__main__", "exercises.museum.__main__"),
 ]
 WITH_TENSORS = {"logprobs", "philox", "prompt_logprobs", "sampling"}

@@ -9,13 +9,13 @@ def test_an_extra_is_named_by_code_and_not_by_what_is_said_about_it(tmp_path):
     path = tmp_path / "some.py"
     path.write_text(
         '"""Of hopper."""\n'
-        "from m5_kernels.extras.cpu import layers  # hopper\n"
+        "from m5_kernels.extras.devices import cpu_ops  # hopper\n"
         "def choose(ranks, kind='int8'):\n"
         "    raise ValueError(f'no hopper {ranks.guesses}')\n"
     )
     wanted = {
-        "m5_kernels.extras.cpu.layers",
-        "layers",
+        "m5_kernels.extras.devices.cpu_ops",
+        "cpu_ops",
         "choose",
         "ranks",
         "kind",

@@ -13,33 +13,36 @@ from typing import Any
 
 import pytest
 
-from engine_helpers import (
+from helpers.engines import (
     PACKAGES,
     assert_empty,
+    break_at_call,
     every_milestone,
+    greedy,
     make_engine,
     run_to_end,
     tiny_model,
     word_tokenizer,
 )
-from interrupter import Interrupter
+from helpers.interrupter import Interrupter
+from helpers.read_back import ReadBackRunner, right_output
 from m1_single import RequestOutput, SamplingParams
-from read_back import ReadBackRunner, right_output
+from milestone_llm.core.errors import InputError
+from milestone_llm.serving.timed import WaitingRunner
 
 STRIDE = 1 if os.environ.get("STORM") else 193
 """Every how manieth line is interrupted; a prime, so that all lines of a loop come up."""
 PROMPTS = [[5, 6, 7, 8, 9, 10], [5, 6, 7, 8, 11], [12, 13], [5, 6, 7, 8, 9, 10, 20, 21, 22]]
 
 
-def engine_of(package: Any) -> Any:
+def engine_of(package: Any, **fields: Any) -> Any:
     """An engine whose runner reads all KV back; memory for two and a half requests."""
-    fields: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 24}
+    fields = {"max_num_seqs": 3, "max_model_len": 24, **fields}
     if package.__name__ >= "m3":
         fields |= {"block_size": 4, "kv_cache_tokens": 40}
     model = tiny_model(num_hidden_layers=1)
-    engine = make_engine(package, model, tokenizer=word_tokenizer(), **fields)
-    engine.core.runner = ReadBackRunner(fields.get("block_size"))
-    return engine
+    runner = ReadBackRunner(fields.get("block_size"))
+    return make_engine(package, model, tokenizer=word_tokenizer(), runner=runner, **fields)
 
 
 def params_of(index: int) -> SamplingParams:
@@ -131,6 +134,7 @@ def test_a_stream_whose_closing_is_interrupted_leaves_nothing_behind(package):
         outputs = streaming()
         with contextlib.suppress(KeyboardInterrupt), Interrupter(at) as interrupter:
             outputs.close()
+        del outputs  # it was not closed if the first line was interrupted
         engine.step()
         assert not engine.has_unfinished_requests(), interrupter.where
         assert engine.take_outputs() == []
@@ -138,7 +142,7 @@ def test_a_stream_whose_closing_is_interrupted_leaves_nothing_behind(package):
         assert_empty(engine)
 
 
-AFTER_IT_WAS_TAKEN = ("discard", "_abort ", "run ", "_end ", "_release ", "is_inside ")
+AFTER_IT_WAS_TAKEN = ("discard", "abort ")
 
 
 @every_milestone
@@ -166,10 +170,8 @@ def test_the_output_of_an_interrupted_abort_comes_with_the_next_step(package):
         assert_empty(engine)
 
 
-@every_milestone
-def test_an_abort_does_not_raise_what_the_step_in_flight_raised(package):
-    engine = engine_of(package)
-    engine.core.can_run_ahead = lambda plan: True
+def test_an_abort_does_not_raise_what_the_step_in_flight_raised():
+    engine = engine_of(PACKAGES[-1], async_scheduling=True)
     engine.add_request(PROMPTS[0], params_of(3), request_id="a")
     engine.step()
     assert engine.core.in_flight
@@ -178,7 +180,6 @@ def test_an_abort_does_not_raise_what_the_step_in_flight_raised(package):
     assert (output.request_id, output.finish_reason) == ("a", "abort")
     assert not engine.core.in_flight
     assert not engine.has_unfinished_requests()
-    engine.core.can_run_ahead = None  # M1 to M3 plan for steps that are settled at once
     submit(engine)
     assert outcome(run_to_end(engine).values()) == EXPECTED
     assert_empty(engine)
@@ -204,14 +205,52 @@ def test_what_went_wrong_first_is_raised_where_the_restart_fails_as_well():
     assert outcome(run_to_end(engine).values()) == EXPECTED
 
 
+def test_an_input_error_in_the_middle_of_a_step_is_no_refusal(monkeypatch):
+    """A scheduler may be the reader's own, and raise whatever it likes."""
+    engine = engine_of(PACKAGES[0])
+    submit(engine)
+    with monkeypatch.context() as patch:
+        break_at_call(patch, engine.scheduler, "update", {1}, InputError("half way"))
+        with pytest.raises(InputError, match="half way"):
+            engine.step()
+    assert outcome(run_to_end(engine).values()) == EXPECTED
+
+
+@every_milestone
+def test_a_stream_that_is_thrown_away_during_a_restart_leaves_the_lock_alone(package, monkeypatch):
+    engine, params = make_engine(package, max_num_seqs=1), greedy(20)
+    engine.add_request([5, 6], params, "other")
+    streams = [engine.stream([[3, 4]], params)]  # its request waits for the other one
+    could_take: list[bool] = []
+
+    class Watcher:
+        def record(self, step: Any, scheduler: Any) -> None:
+            streams.clear()
+            take = lambda: could_take.append(engine.driver._lock.acquire(blocking=False))  # noqa: E731
+            thread = threading.Thread(target=take)
+            thread.start()
+            thread.join()
+
+    engine.step_log.watch(Watcher())
+    with monkeypatch.context() as patch:
+        break_at_call(patch, engine.runner, "launch", {1}, OSError("the forward failed"))
+        with pytest.raises(OSError, match="the forward failed"):
+            engine.step()
+    assert not streams
+    assert could_take
+    assert not any(could_take)
+    run_to_end(engine)
+    assert_empty(engine)
+
+
 NUM_SIGNALS = 2_000 if os.environ.get("STORM") else 60
 
 
 @pytest.mark.parametrize("package", [PACKAGES[0], PACKAGES[-1]], ids=lambda each: each.__name__)
 def test_a_real_ctrl_c_at_any_time_loses_nothing(package):
     """SIGINT from a timer, at whatever byte code the main thread is then."""
-    engine, rng = engine_of(package), random.Random(7)
-    engine.core.can_run_ahead = (lambda plan: True) if package.__name__ >= "m5" else None
+    fields = {"async_scheduling": True} if package.__name__ >= "m5" else {}
+    engine, rng = engine_of(package, **fields), random.Random(7)
     params = [params_of(index) for index in range(len(PROMPTS))]
     start = time.perf_counter()
     engine.generate(PROMPTS, params)
@@ -238,3 +277,30 @@ def test_a_real_ctrl_c_at_any_time_loses_nothing(package):
     assert num_raised > NUM_SIGNALS // 2
     outputs = engine.generate(PROMPTS, params)
     assert [(each.token_ids, each.finish_reason) for each in outputs] == list(EXPECTED.values())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_child_forked_in_the_middle_of_another_threads_step_goes_on():
+    """The thread that had the engine's lock is not there; its step is computed anew."""
+    engine = make_engine(PACKAGES[0], runner=WaitingRunner(50), max_model_len=32)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
+    engine.add_request([1, 2], params, "first")
+    thread = threading.Thread(target=engine.step)
+    thread.start()
+    while not engine.core.computing:
+        time.sleep(0.001)
+    child = os.fork()
+    if child == 0:
+        done = {output.request_id for output in run_to_end(engine).values()}
+        os._exit(done != {"first"})
+    thread.join()
+    for _ in range(1000):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            break
+        time.sleep(0.03)
+    else:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended
+    assert os.waitstatus_to_exitcode(status) == 0

@@ -12,9 +12,9 @@ import m2_batching
 import m3_paged
 import m4_prefix_chunked
 import m5_kernels
-from engine_helpers import every_milestone, tiny_model
+from helpers.engines import every_milestone, tiny_model
 from m3_paged import kv_memory
-from milestone_llm.command.cli import model_libraries
+from milestone_llm.cli import model_libraries
 from milestone_llm.core.errors import InputError
 from milestone_llm.models import machine
 

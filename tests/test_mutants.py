@@ -2,9 +2,12 @@
 
 import ast
 
+import pytest
+
 from mutants import LIST, ROOT, read_list
 
 
+@pytest.mark.slow  # it quotes lines, which any renaming changes
 def test_each_mistake_can_be_made_and_its_tests_are_there():
     mutants = list(read_list(LIST.read_text(encoding="utf-8")))
     assert len({mutant.name for mutant in mutants}) == len(mutants) >= 100

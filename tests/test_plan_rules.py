@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import m4_prefix_chunked
-from engine_helpers import greedy, hf_greedy, make_engine, random_prompts, run_to_end
+from helpers.engines import greedy, hf_greedy, make_engine, random_prompts, run_to_end
 from milestone_llm.core.errors import PlanError
 
 PROMPTS = dict(zip("xyz", random_prompts([3, 5, 9], seed=4), strict=True))

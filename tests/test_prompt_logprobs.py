@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_helpers import every_milestone, greedy, make_engine, random_prompts, tiny_model
+from helpers.engines import every_milestone, greedy, make_engine, random_prompts, tiny_model
 
 PROMPTS = random_prompts([1, 2, 21, 33, 18])
 PROMPTS.append(PROMPTS[3][:20] + PROMPTS[4])

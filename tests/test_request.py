@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine_helpers import make_request
+from helpers.engines import make_request
 from milestone_llm.core.logprobs import logprob_columns
 from milestone_llm.core.outputs import Logprob, SampledToken
 from milestone_llm.core.plan import ScheduledRequest

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from engine_helpers import PACKAGES
+from helpers.engines import PACKAGES
 from storm import serve
 
 NUM_SEEDS = 16

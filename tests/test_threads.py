@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from forked import ROOT
+from helpers.forked import ROOT
 from milestone_llm.models import threads
 from milestone_llm.models.threads import let_threads_sleep, settle_threads, slowness
 

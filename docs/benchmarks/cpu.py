@@ -1,8 +1,8 @@
-"""What runs a small model fastest on a CPU? `python -m docs.benchmarks.cpu`
+"""Compare how fast programs run a small model on a CPU: `python -m docs.benchmarks.cpu`
 
 Hugging Face, llama.cpp and the five milestones run SmolLM2-135M from the same GGUF file: one
-request, eight at a time, and prompts alone. All take their turns in each round, so what else the
-machine does hits them alike. Only llama.cpp and `quantization="gguf"` compute with the file's own
+request, eight at a time, and prompts alone. All take turns in each round, so that other work on the
+machine slows all of them. Only llama.cpp and `quantization="gguf"` compute with the file's own
 bits; others have its numbers in float32, bfloat16 or in eight bits.
 
 llama.cpp takes part if `llama-cpp-python` is installed: `pip install llama-cpp-python` builds it.
@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from milestone_llm.command.cli import positive
-from milestone_llm.command.consoles import console, log_console
+from milestone_llm.cli import positive
+from milestone_llm.consoles import console, log_console
 from milestone_llm.lab.bench.hf_baselines import hf_continuous, hf_static
 from milestone_llm.lab.bench.record import machine, versions
 from milestone_llm.lab.bench.report import table
@@ -55,7 +55,7 @@ Runs = Callable[[Items], object]
 
 
 def contestants(names: Sequence[str] | None, threads: int) -> dict[str, Runs]:
-    """Who takes part, by name; all are loaded before anything is timed."""
+    """Load the contestants, and return a function for each by name. Nothing is timed before."""
     runs: dict[str, Runs] = {}
 
     def wanted(name: str) -> bool:
@@ -85,11 +85,11 @@ def contestants(names: Sequence[str] | None, threads: int) -> dict[str, Runs]:
 
 
 def ignored(num_tokens: int) -> None:
-    """Progress that nobody looks at."""
+    """Ignore progress."""
 
 
 def generate(engine: Any, items: Items) -> None:
-    """All requests at once."""
+    """Serve all requests at once."""
     engine.generate([item.prompt for item in items], [item.params for item in items])
     if hasattr(engine, "reset_prefix_cache"):
         engine.reset_prefix_cache()
@@ -125,7 +125,7 @@ class LlamaCpp:
         self.lib.llama_free(context)
 
     def __call__(self, items: Items) -> list[list[int]]:
-        """Token ids of each request."""
+        """Return the token ids of each request."""
         total = sum(len(item.prompt) + item.params.max_tokens for item in items)
         prompts = [item.prompt for item in items]
         with self._context(len(items), total + 64, sum(map(len, prompts))) as (context, batch):
@@ -169,7 +169,7 @@ class LlamaCpp:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, and print a table a kind of work."""
+    """Measure, and print a table for each kind of work."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=positive, default=3)
     parser.add_argument("--threads", type=positive, default=None, help="default: torch's")
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 items = random_tokens(num_requests, **lengths, vocab_size=40_000, seed=round_)
                 start = time.perf_counter()
                 run(items)
-                if round_:  # the one before is not counted
+                if round_:  # round 0 is a warm-up
                     rate = num_tokens / (time.perf_counter() - start)
                     rates[name].setdefault(kind, []).append(rate)
 

@@ -1,9 +1,9 @@
-"""All products of a step of SmolLM2 with weights of 32, 16, 8 and 4 bits, on a CPU.
+"""Time all products of a step of SmolLM2 with weights of 32, 16, 8 and 4 bits, on a CPU.
 
     python -m docs.benchmarks.cpu_products
 
-Random weights in the model's shapes, LM head included. Milliseconds are the median of seven runs;
-the last column is what one row reads in a second.
+Random weights in the model's shapes, LM head included. Milliseconds are the median of seven runs.
+The last column says how much the product of one row reads in a second.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from m5_kernels.extras.cpu.cpu_int8 import CPUInt8Weight
-from m5_kernels.extras.gguf.packed import Int4Groups, Int4Weight
-from milestone_llm.command.cli import positive
-from milestone_llm.command.consoles import console
+from m5_kernels.extras.quantization.cpu_int8 import CPUInt8Weight
+from m5_kernels.extras.quantization.int4_weight import Int4Groups, Int4Weight
+from milestone_llm.cli import positive
+from milestone_llm.consoles import console
 from milestone_llm.lab.bench.record import machine, versions
 from milestone_llm.lab.bench.report import table
 
@@ -31,7 +31,7 @@ RUNS = 7
 
 
 def four_bits(out_size: int, in_size: int) -> Int4Weight:
-    """A random weight of 4-bit integers."""
+    """Return a random weight of 4-bit integers."""
     groups = in_size // 32
     nibbles = torch.randint(0, 256, (groups, 16, out_size), dtype=torch.uint8)
     return Int4Weight(
@@ -42,7 +42,7 @@ def four_bits(out_size: int, in_size: int) -> Int4Weight:
 
 
 def eight_bits(out_size: int, in_size: int) -> CPUInt8Weight:
-    """A random matrix of integers."""
+    """Return a random weight of 8-bit integers."""
     weight = CPUInt8Weight.zeros(out_size, in_size, "cpu")
     weight.integers.random_(-127, 128)
     return weight
@@ -54,11 +54,11 @@ KINDS: dict[str, tuple[float, torch.dtype, Callable[[int, int], Any]]] = {
     "8 bits, a scale a row": (1, torch.bfloat16, eight_bits),
     "4 bits, a scale for 32": (0.625, torch.bfloat16, four_bits),
 }
-"""Bytes a weight, the inputs' dtype, and what makes a matrix."""
+"""Bytes of a weight, dtype of the inputs, and a function that makes a matrix."""
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    """The median of some runs."""
+    """Return the median duration of some runs."""
     work()
     times = []
     for _ in range(RUNS):

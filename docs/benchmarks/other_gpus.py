@@ -1,11 +1,11 @@
-"""What the kernels of M5's lesson need on GPUs that are not there: compiled, not run.
+"""Compile the kernels of M5's lesson for GPUs that this machine does not have. They are not run.
 
     python -m docs.benchmarks.other_gpus                    # all targets, minutes
     python -m docs.benchmarks.other_gpus --targets sm_90 --only flash_decode
 
-The engine's own launchers take the tensors of every kind of step, which have sizes and no memory;
-a launch becomes a compilation. A line for each target: kernels, those that fail, the largest shared
-memory that one asks for, the most registers of a thread, and bytes that spill.
+The engine's own launchers take the tensors of every kind of step, which have sizes and no memory,
+and a launch becomes a compilation. A line for each target: kernels, those that fail, the largest
+shared memory of a kernel, the most registers of a thread, and bytes that spill.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from m5_kernels.kernels.launch import Launch
 from m5_kernels.kernels.pdl import LATE, NEVER
 from m5_kernels.sampler import SamplingFeatures
 from m5_kernels.step_graphs import StepShape
-from milestone_llm.command.cli import positive
-from milestone_llm.command.consoles import console
+from milestone_llm.cli import positive
+from milestone_llm.consoles import console
 from milestone_llm.lab.bench.record import versions
 from milestone_llm.lab.bench.report import table
 
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU as the launchers and the compiler ask for it. Shared memory in bytes: of a program,
-    and of a multiprocessor."""
+    """A GPU as the launchers and the compiler see it. Shared memory is in bytes, for a program and
+    for a multiprocessor."""
 
     example: str
     shared: int
@@ -64,7 +64,7 @@ class Target:
 
 KIB = 1024
 MAX_THREADS = 1024
-"""Of a program, on all of them."""
+"""Most threads of a program, on all GPUs."""
 TARGETS = {
     "sm_80": Target("A100", 163 * KIB, 164 * KIB, 108),
     "sm_86": Target("RTX 3090", 99 * KIB, 100 * KIB, 82),
@@ -83,7 +83,7 @@ MODEL = DecoderConfig(
 
 @dataclass
 class Compiled:
-    """A kernel, or why there is none."""
+    """A compiled kernel, or the reason for a failure."""
 
     name: str
     shared: int = 0
@@ -91,11 +91,11 @@ class Compiled:
     spilled: int = 0
     problem: str = ""
     code: str = ""
-    """Of NVIDIA's virtual machine (PTX), or of AMD's."""
+    """Its PTX (NVIDIA), or AMD's assembly."""
 
 
 class Driver:
-    """What Triton asks of a driver in order to compile."""
+    """A driver with what Triton needs in order to compile."""
 
     def __init__(self, name: str, target: Target) -> None:
         is_amd = name.startswith("gfx")
@@ -117,7 +117,7 @@ class Driver:
 
 @contextmanager
 def pretending(name: str) -> Iterator[None]:
-    """Within, torch and Triton believe that there is such a GPU."""
+    """Let torch and Triton believe, inside the block, that there is such a GPU."""
     target, is_amd = TARGETS[name], name.startswith("gfx")
     properties = SimpleNamespace(
         shared_memory_per_block=48 * KIB if not is_amd else target.shared,
@@ -153,18 +153,18 @@ def pretending(name: str) -> Iterator[None]:
 
 
 def on_device(function: Callable[..., Any], device: torch.device, *args: Any) -> Any:
-    """A choice that goes by the device, its last argument, made for this one instead."""
+    """Call a function for this device, instead of the device in its last argument."""
     return function(*args[:-1], device)
 
 
 def compile_lesson(
     name: str, only: str = "", shapes: Sequence[tuple[StepShape, SamplingFeatures]] = ()
 ) -> list[Compiled]:
-    """The kernels of steps of some shapes, all by default, each once.
+    """Compile the kernels of steps of some shapes (default: all), each once.
 
     Args:
-        name: of the target.
-        only: kernels whose name contains it.
+        name: the target.
+        only: compile only kernels whose name contains it.
     """
     knows_pdl = name.startswith("sm_") and int(name.removeprefix("sm_")) >= 90
     launch = CompileFor(LATE if knows_pdl else NEVER, target=TARGETS[name], only=only)
@@ -177,18 +177,18 @@ def compile_lesson(
 
 @dataclass(frozen=True, kw_only=True)
 class CompileFor(Launch):
-    """Compiles, for a target, kernels whose name contains `only`. Runs none."""
+    """Compiles kernels whose name contains `only` for a target. Runs none."""
 
     target: Target
     only: str
     compiled: dict[str, Compiled] = field(default_factory=dict)
 
     def runs_triton(self, tensor: torch.Tensor) -> bool:
-        """Kernels take all tensors."""
+        """Return True: kernels take all tensors."""
         return True
 
     def kernel(self, kernel: Any, grid: tuple[int, ...]) -> Callable[..., None]:
-        """Return what compiles it, once for the same arguments."""
+        """Return a function that compiles a kernel, once for the same arguments."""
 
         def compile_it(*args: Any, **options: Any) -> None:
             if self.only not in kernel.fn.__name__:
@@ -203,7 +203,7 @@ class CompileFor(Launch):
 
 
 def step_of_lesson(launch: Launch, max_num_seqs: int, max_tokens: int) -> DeviceStep:
-    """A step of one layer and the LM head, without memory behind it."""
+    """Return a step of one layer and the LM head, whose tensors have no memory."""
     device = torch.device("meta")
     angles = torch.empty(max_tokens, MODEL.head_dim, device=device)
     decoder = FusedDecoder(MODEL, angles, torch.bfloat16, device)
@@ -222,7 +222,8 @@ def step_of_lesson(launch: Launch, max_num_seqs: int, max_tokens: int) -> Device
 def compiled_kernel(
     target: Target, kernel: Any, args: Sequence[Any], grid: Any, options: Any
 ) -> Compiled:
-    """What the compiler and the assembler say of a kernel, and whether the GPU would load it."""
+    """Compile a kernel. Returns figures of compiler and assembler, and whether the GPU could load
+    it."""
     name = kernel.fn.__name__.strip("_").removesuffix("_kernel")
     kernel.device_caches.clear()  # of another target
     try:
@@ -250,7 +251,7 @@ def compiled_kernel(
 
 
 def usage_of_cubin(cubin: bytes) -> tuple[int, int]:
-    """Registers of a thread, and bytes of its stack, where what spills lies."""
+    """Return the registers of a thread, and the bytes of its stack, where registers spill to."""
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

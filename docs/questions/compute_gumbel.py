@@ -21,7 +21,7 @@ for name, tokens in (("Gumbel-max", by_gumbel), ("cumulative", by_cumulative)):
     shares = tokens.bincount(minlength=5) / DRAWS
     chi_square = float(((shares - PROBABILITIES) ** 2 / PROBABILITIES).sum() * DRAWS)
     print(f"{name:23}" + "".join(f"{s:<9.3f}" for s in shares.tolist()) + f"chi2 {chi_square:.1f}")
-    assert chi_square < 18.5  # exceeded once in a thousand times by a right sampler, 4 degrees
+    assert chi_square < 18.5  # a right sampler exceeds it once in a thousand times, 4 degrees
 
 by_exponential = (PROBABILITIES / (-noise).exp()).argmax(-1)  # exp(-noise) is exponential
 print("the same tokens by argmax(p / q), q exponential:", torch.equal(by_gumbel, by_exponential))

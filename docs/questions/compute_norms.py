@@ -1,4 +1,4 @@
-"""LayerNorm beside RMSNorm, and the residual addition beside both: values and memory traffic."""
+"""LayerNorm and RMSNorm, each with the residual addition: values and memory traffic."""
 
 import torch
 import torch.nn.functional as F

@@ -9,7 +9,7 @@ query, key = torch.randn(2, 1, 1, 64).unbind()
 
 
 def score(query_at: int, key_at: int) -> float:
-    """Product of one query and one key, turned by their positions."""
+    """Return the product of one query and one key, each rotated by its position."""
     return float((rotate(query, query_at, 1e4) * rotate(key, key_at, 1e4)).sum())
 
 

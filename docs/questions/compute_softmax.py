@@ -1,6 +1,6 @@
 """Softmax of eight numbers: with the maximum known, in tiles of two, and in two halves merged.
 
-Each number is a score with a value beside it; attention is the sum of values, weighted.
+Each number is a score that belongs to a value; attention is the weighted sum of values.
 """
 
 import math
@@ -21,12 +21,13 @@ print(f"  output {expected:.6f}")
 
 
 def attend(first: int, end: int, is_shown: bool = False) -> tuple[float, float]:
-    """Online softmax over scores `first` to `end - 1`: output, and log of the sum of exp(score)."""
+    """Compute online softmax over scores `first` to `end - 1`. Returns output and log of the sum of
+    exp(score)."""
     row_max, row_sum, output = -math.inf, 0.0, 0.0
     for tile in range(first, end, TILE):
         scores, values = SCORES[tile : tile + TILE], VALUES[tile : tile + TILE]
         new_max = max(row_max, *scores)
-        rescale = math.exp(row_max - new_max)  # what is summed so far was relative to row_max
+        rescale = math.exp(row_max - new_max)  # the sum so far was relative to row_max
         weights = [math.exp(score - new_max) for score in scores]
         row_sum = row_sum * rescale + sum(weights)
         output = output * rescale + sum(w * v for w, v in zip(weights, values, strict=True))

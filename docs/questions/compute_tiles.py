@@ -1,6 +1,6 @@
 """Attention of N tokens with an N x N matrix of scores, and in tiles: memory of both.
 
-Memory is measured: bytes of all tensors that are alive at once, at the worst moment.
+Memory is measured: bytes of all tensors that are alive at the same time, at most.
 """
 
 import weakref
@@ -12,16 +12,16 @@ HEADS, HEAD_DIM, TILE = 4, 64, 128
 
 
 class PeakMemory(TorchDispatchMode):
-    """Adds up the memory of tensors made inside, and takes it off again when it is freed."""
+    """Counts the memory of tensors that are made inside, and subtracts it when it is freed."""
 
     def __init__(self, *inputs: torch.Tensor) -> None:
         super().__init__()
         self.inputs = {tensor.untyped_storage().data_ptr() for tensor in inputs}
-        self.sizes: dict[int, int] = {}  # bytes of what is alive, by address
+        self.sizes: dict[int, int] = {}  # bytes of live tensors, by address
         self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Called with every operator."""
+        """Count the tensors of an operator. torch calls it for every one."""
         result = func(*args, **(kwargs or {}))
         storage = result.untyped_storage() if isinstance(result, torch.Tensor) else None
         if storage is not None and storage.data_ptr() not in self.inputs | set(self.sizes):
@@ -32,14 +32,14 @@ class PeakMemory(TorchDispatchMode):
 
 
 def whole(query, key, value):
-    """Scores of all pairs in one matrix `[heads, N, N]`."""
+    """Compute scores of all pairs in one matrix `[heads, N, N]`."""
     scores = query @ key.transpose(1, 2)
     is_later = torch.ones(scores.shape[1:], dtype=torch.bool).triu(1)
     return scores.masked_fill_(is_later, -torch.inf).softmax(-1) @ value
 
 
 def tiled(query, key, value):
-    """A tile of queries against one tile of keys after the other, by online softmax."""
+    """Compute one tile of queries with one tile of keys after the other, by online softmax."""
     output = torch.empty_like(query)
     for first in range(0, query.shape[1], TILE):
         rows = query[:, first : first + TILE]
@@ -60,7 +60,7 @@ def tiled(query, key, value):
 
 
 def main() -> None:
-    """Both ways, for longer and longer prompts."""
+    """Compute both ways, for longer and longer prompts."""
     torch.manual_seed(0)
     print(f"{HEADS} heads of {HEAD_DIM}, float32, tiles of {TILE} tokens")
     print("tokens   N x N at worst   tiles at worst   query, key, value   same result")

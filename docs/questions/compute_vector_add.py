@@ -13,8 +13,8 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 @triton.jit
 def add_kernel(a, b, c, length, TILE: tl.constexpr):  # noqa: N803
-    program = tl.program_id(0)  # which of the programs of this launch am I?
-    places = program * TILE + tl.arange(0, TILE)  # the elements that are mine
+    program = tl.program_id(0)  # which program of this launch is this?
+    places = program * TILE + tl.arange(0, TILE)  # the elements of this program
     mask = places < length  # the last program has fewer
     total = tl.load(a + places, mask=mask) + tl.load(b + places, mask=mask)
     tl.store(c + places, total, mask=mask)

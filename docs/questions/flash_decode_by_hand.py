@@ -1,8 +1,8 @@
 """Flash-Decoding's split and merge on numbers small enough to read: lists, one head, no kernel.
 
-The same steps as `kernels/flash_decode.py`, one function for each thing that a program does there:
-shares of tiles, partial sums with their log-sum-exp, and the merge in program order. Exponents are
-powers of two, as in the kernel, where a power of e would cost a product more.
+The steps are those of `kernels/flash_decode.py`, with one function for each thing that a program
+does there: shares of tiles, partial sums with their log-sum-exp, and the merge in program order.
+Exponents are powers of two, as in the kernel, where a power of e would cost one more product.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KVSplit:
-    """What one program computes of one sequence: tiles `first_tile` up to, not with, `end_tile`."""
+    """The part of one sequence that one program computes: tiles from `first_tile` to `end_tile -
+    1`."""
 
     program: int
     seq: int
@@ -30,7 +31,7 @@ class Partial:
 
 
 def split(context_lens: list[int], tile: int, num_programs: int) -> list[KVSplit]:
-    """Lay the KV tiles of all sequences end to end and cut them into equal shares.
+    """Put the KV tiles of all sequences in a row and cut it into equal shares.
 
     Args:
         context_lens: tokens of each sequence.
@@ -53,10 +54,10 @@ def split(context_lens: list[int], tile: int, num_programs: int) -> list[KVSplit
 
 
 def attend_split(scores: list[float], values: list[float], kv_split: KVSplit, tile: int) -> Partial:
-    """Online softmax over the tiles of a split: one pass, whatever the scores.
+    """Compute online softmax over the tiles of a split, in one pass for all scores.
 
     Args:
-        scores: of the whole sequence, in log2; values: one number a token instead of a vector.
+        scores: those of the whole sequence, in log2; values: a number a token instead of a vector.
     """
     row_max, row_sum, accumulator = -math.inf, 0.0, 0.0
     for index in range(kv_split.first_tile, kv_split.end_tile):
@@ -74,7 +75,7 @@ def attend_split(scores: list[float], values: list[float], kv_split: KVSplit, ti
 def add_tile(
     row_max: float, row_sum: float, accumulator: float, scores: list[float], values: list[float]
 ) -> tuple[float, float, float]:
-    """Take one tile in; what was summed under an older maximum is scaled down."""
+    """Add one tile. The sum so far, with an older maximum, is scaled down."""
     new_max = max(row_max, *scores)
     rescale = 2 ** (row_max - new_max)
     weights = [2 ** (score - new_max) for score in scores]
@@ -85,7 +86,7 @@ def add_tile(
 
 
 def merge(partials: list[Partial]) -> float:
-    """Weigh the partial outputs of a sequence by 2**lse, its share of the softmax's sum."""
+    """Weight the partial outputs of a sequence by 2**lse, their shares of the softmax's sum."""
     top = max(partial.lse for partial in partials)
     weights = [2 ** (partial.lse - top) for partial in partials]
     total = sum(w * part.output for w, part in zip(weights, partials, strict=True))
@@ -95,7 +96,8 @@ def merge(partials: list[Partial]) -> float:
 def flash_decode(
     scores: list[list[float]], values: list[list[float]], tile: int, num_programs: int
 ) -> list[float]:
-    """Attention of each sequence's newest token: every program's splits, then the merges."""
+    """Compute attention of each sequence's newest token: every program's splits, then the
+    merges."""
     lens = [len(each) for each in scores]
     partials: dict[int, list[Partial]] = {seq: [] for seq in range(len(lens))}
     for kv_split in split(lens, tile, num_programs):
@@ -105,13 +107,14 @@ def flash_decode(
 
 
 def softmax_attention(scores: list[float], values: list[float]) -> float:
-    """What must come out, all at once."""
+    """Compute the expected result directly."""
     weights = [2**score for score in scores]
     return sum(w * v for w, v in zip(weights, values, strict=True)) / sum(weights)
 
 
 def main() -> None:
-    """What each program leaves of contexts of 10, 3 and 7 tokens, and what is merged of it."""
+    """Print the partial results of each program for contexts of 10, 3 and 7 tokens, and the merged
+    ones."""
     lens, tile, num_programs = [10, 3, 7], 2, 4
     scores = [[float((3 * token + seq) % 4) for token in range(n)] for seq, n in enumerate(lens)]
     values = [[float(token) for token in range(n)] for n in lens]

@@ -1,8 +1,8 @@
-"""What does each milestone bring on a CPU? `python -m docs.questions.ladder_cpu`
+"""What does each milestone gain on a CPU? `python -m docs.questions.ladder_cpu`
 
-M1 to M4 do the same work in turns, on the same model and the same KV memory: prompts with a common
-beginning, outputs of different lengths. M1 and M2 reserve `max_model_len` tokens for each request,
-so their memory holds few rows; M3 and M4 take blocks as they need them.
+M1 to M4 take turns with the same work, on the same model and the same KV memory: prompts with a
+common beginning, outputs of different lengths. M1 and M2 reserve `max_model_len` tokens for each
+request, so their memory holds few rows; M3 and M4 take blocks as they need them.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from milestone_llm.command.cli import positive
+from milestone_llm.cli import positive
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.command import bench_command
 from milestone_llm.lab.bench.report import Tables
 from milestone_llm.lab.bench.workloads import WorkItem, exactly
-from milestone_llm.lab.trace.positions import Positions
+from milestone_llm.lab.explorer.positions import Positions
 
 if TYPE_CHECKING:
     from milestone_llm.frontend.outputs import RequestOutput
@@ -42,7 +42,7 @@ TABLES: Tables = {
 
 
 def ladder(bench: Bench) -> None:
-    """The four engines beside each other."""
+    """Compare the four engines."""
     args = bench.args
     if args.baseline:
         raise InputError("--baseline goes with the benches of the milestones")
@@ -74,7 +74,7 @@ def ladder(bench: Bench) -> None:
 
 
 def facts(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> dict[str, float]:
-    """What a run computed, and in how many rows."""
+    """Return what a run computed, and in how many rows."""
     positions = Positions()
     for record in records:
         positions.take(record)
@@ -83,7 +83,7 @@ def facts(outputs: Sequence[RequestOutput], records: Sequence[StepRecord]) -> di
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Sizes of the work and of the memory."""
+    """Add the options for sizes of the work and of the memory."""
     parser.set_defaults(num_requests=24, max_model_len=1024, rounds=3)
     add = parser.add_argument_group("ladder").add_argument
     add("--common-tokens", type=positive, default=96, help="what all prompts begin with")

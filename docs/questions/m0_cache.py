@@ -12,7 +12,7 @@ NUM_PROMPT, NUM_NEW = 32, 16
 
 
 def generate(model: Model, prompt: list[int], has_cache: bool) -> tuple[list[int], int]:
-    """Greedy tokens, and how many positions were computed for them."""
+    """Generate greedy tokens. Returns them, and how many positions were computed."""
     known, caches, num_computed = list(prompt), None, 0
     while len(known) < len(prompt) + NUM_NEW:
         new = known[-1:] if caches else known

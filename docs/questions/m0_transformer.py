@@ -1,7 +1,7 @@
-"""One transformer layer with a KV cache, and the model that is a stack of them: the whole of it.
+"""One transformer layer with a KV cache, and a whole model, which is a stack of such layers.
 
-Llama's architecture, for one request. Weights are a checkpoint's, under Hugging Face's names.
-Run alone, this compares it with Hugging Face's modules on the real SmolLM2-135M.
+The architecture is Llama's, for one request. Weights are those of a checkpoint, under Hugging
+Face's names. Run alone, this file compares itself with Hugging Face's modules on SmolLM2-135M.
 """
 
 import sys
@@ -17,12 +17,14 @@ Cache = tuple[Tensor, Tensor]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Each row of `[num_tokens, hidden_size]` scaled to a mean square of 1, then weighted."""
+    """Scale each row of `[num_tokens, hidden_size]` to a mean square of 1, then multiply by
+    `weight`."""
     return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
 def rotate(x: Tensor, start: int, theta: float) -> Tensor:
-    """RoPE: turn each pair of numbers in `[num_heads, num_tokens, head_dim]` by its position."""
+    """Apply RoPE: rotate each pair of numbers in `[num_heads, num_tokens, head_dim]` by its
+    position."""
     half = x.shape[-1] // 2
     positions = torch.arange(start, start + x.shape[1])
     angles = positions[:, None] * theta ** (-torch.arange(half) / half)
@@ -32,14 +34,15 @@ def rotate(x: Tensor, start: int, theta: float) -> Tensor:
 
 
 def layer(x: Tensor, w: dict[str, Tensor], cache: Cache | None, config) -> tuple[Tensor, Cache]:
-    """New tokens `[num_new, hidden_size]` through one layer, and the cache with them in it."""
+    """Compute new tokens `[num_new, hidden_size]` in one layer. Also returns the cache with their
+    KV."""
     num_new, head_dim = len(x), config.head_dim
     start = 0 if cache is None else cache[0].shape[1]
 
     def heads(name: str) -> Tensor:
         return (normed @ w[name].T).view(num_new, -1, head_dim).transpose(0, 1)
 
-    # Attention: each new token looks back at all tokens so far.
+    # Attention: each new token uses all tokens so far.
     normed = rms_norm(x, w["input_layernorm.weight"], config.rms_norm_eps)
     theta = config.rope_parameters["rope_theta"]
     query = rotate(heads("self_attn.q_proj.weight"), start, theta)
@@ -54,7 +57,7 @@ def layer(x: Tensor, w: dict[str, Tensor], cache: Cache | None, config) -> tuple
     attended = weights @ value.repeat_interleave(group, 0)
     x = x + attended.transpose(0, 1).flatten(1) @ w["self_attn.o_proj.weight"].T
 
-    # The MLP: each token for itself.
+    # The MLP: each token by itself.
     normed = rms_norm(x, w["post_attention_layernorm.weight"], config.rms_norm_eps)
     gate, up = normed @ w["mlp.gate_proj.weight"].T, normed @ w["mlp.up_proj.weight"].T
     return x + (F.silu(gate) * up) @ w["mlp.down_proj.weight"].T, (key, value)
@@ -72,7 +75,8 @@ class Model:
                 self.layers[int(index)][rest] = weight
 
     def forward(self, token_ids: list[int], caches: list[Cache] | None):
-        """Logits `[vocab_size]` for the token after the last one, and the caches of all layers."""
+        """Return logits `[vocab_size]` for the token after the last one, and the caches of all
+        layers."""
         x = self.weights["model.embed_tokens.weight"][token_ids]
         new_caches = []
         for index, weights in enumerate(self.layers):
@@ -85,7 +89,7 @@ class Model:
 def watch_layers(
     model: Model, token_ids: list[int], caches: list[Cache] | None
 ) -> list[dict[str, Tensor]]:
-    """For each layer, the tensors that `layer` has in hand when it returns, by their names."""
+    """Return for each layer the tensors that `layer` has when it returns, by their names."""
     seen = []
 
     def watch(frame, event: str, argument) -> None:
@@ -99,7 +103,8 @@ def watch_layers(
 
 
 def main() -> None:
-    """The same logits as Hugging Face; then the shapes of a prefill and of a decode step."""
+    """Compare logits with Hugging Face's; then print the shapes of a prefill and of a decode
+    step."""
     loaded = load_model("smollm2-135m", dtype="float32", device="cpu")
     model, token_ids = Model(loaded.model), loaded.tokenizer.encode("The capital of France is")
     whole, _ = model.forward(token_ids, None)

@@ -1,8 +1,8 @@
 """How much does one step compute and read? Arithmetic on a real model's config.
 
 A linear layer of N weights costs 2 N floating-point operations per token: a multiplication and an
-addition each. A step reads every weight once, for however many tokens it computes, and the KV of
-every row's context.
+addition each. A step reads every weight once, for any number of tokens, and the KV of every row's
+context.
 """
 
 from milestone_llm.models.checkpoint import load_model
@@ -25,7 +25,8 @@ for what, rows, new_tokens, context in (
 ):
     # Only the last token of a row goes through the LM head.
     flop = 2 * rows * (num_layer_weights * new_tokens + num_head_weights)
-    # Attention: query times keys, and weights times values. A prompt's token sees half of it.
+    # Attention: query times keys, and weights times values. A prompt's token attends to half of it
+    # on average.
     seen = context if new_tokens == 1 else context / 2
     flop += 4 * rows * new_tokens * seen * config.hidden_size * config.num_hidden_layers
     read = 4 * num_weights + rows * context * kv.bytes_per_token

@@ -1,6 +1,6 @@
 """What does `model.generate` compute when it gets a list of prompts?
 
-A hook on the model notes the shape of every forward pass. The rest is plain transformers.
+A hook on the model records the shape of every forward pass. The rest is plain transformers.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Attention of decode rows: a call for each row, or one masked call for all? Measured here and now.
+"""Attention of decode rows: one call for each row, or one masked call for all? Measured here.
 
 One layer of SmolLM2's shape (9 query heads, 3 KV heads of 64), one thread, CPU time.
 """
@@ -14,7 +14,7 @@ torch.set_num_threads(1)
 
 
 def cpu_us(call) -> float:
-    """CPU time of a call in microseconds."""
+    """Return the CPU time of a call in microseconds."""
     for _ in range(5):
         call()
     start = time.process_time()
@@ -24,7 +24,7 @@ def cpu_us(call) -> float:
 
 
 def compare(contexts: list[int]) -> tuple[float, float]:
-    """Microseconds of a call a row, each of its own length, and of one masked call."""
+    """Return microseconds of one call for each row, with its own length, and of one masked call."""
     size = (len(contexts), NUM_KV_HEADS, max(contexts), HEAD_DIM)
     keys, values = torch.randn(size), torch.randn(size)
     query = torch.randn(len(contexts), NUM_KV_HEADS, GROUP, HEAD_DIM)

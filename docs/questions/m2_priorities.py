@@ -1,11 +1,12 @@
-"""What a priority can do. Steps stand for time, from a request's arrival to its first token.
+"""What can a priority do? Time is counted in steps, from a request's arrival to its first token.
 
-Starvation: urgent requests come without end, and one that is in no hurry. With aging a request's
-priority counts less the longer it has waited. As all age alike, the order of two waiting requests
-never changes, so a number that is fixed on arrival does it: priority * patience + step of arrival.
+Starvation: urgent requests come without end, and one request is not urgent. With aging a request's
+priority counts less the longer it has waited. As all age in the same way, the order of two waiting
+requests never changes. So a number that is fixed on arrival is enough: priority * patience + step
+of arrival.
 
-A service level: somebody who chats wants the first token within 8 steps, a batch job within 80. A
-deadline is a priority: the step by which the first token is due.
+A service level: a chat user wants the first token within 8 steps, a batch job within 80. A deadline
+is a priority: the step by which the first token is due.
 """
 
 import random
@@ -15,7 +16,8 @@ from milestone_llm.lab.bench.workloads import WorkItem, exactly, serve
 
 
 def waits(policy: str, max_num_seqs: int, requests: list[tuple[int, int, int]]) -> list[int]:
-    """Of requests (step of arrival, priority, output tokens), in the order of their arrival."""
+    """Return the waits of requests (step of arrival, priority, output tokens), in order of
+    arrival."""
     limits = {"max_num_seqs": max_num_seqs, "trace": "memory"}
     engine = LLMEngine("tiny-llama", device="cpu", policy=policy, **limits)
     serve(engine, [WorkItem([5] * 4, exactly(n), at, priority=p) for at, p, n in requests])

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: Python's profiler around M2's steps, our functions only."""
+"""Where does the time of a step go? Python's profiler on M2's steps, with our functions only."""
 
 import cProfile
 import pstats

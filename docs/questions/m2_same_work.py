@@ -1,6 +1,6 @@
 """The same 16 requests in a static and in a continuous batch; with `-o PATH.png`, drawn.
 
-Steps depend on lengths alone, so a tiny model of random weights shows what a large one would do.
+Steps depend only on lengths, so a tiny model of random weights shows the same as a large one.
 """
 
 import argparse

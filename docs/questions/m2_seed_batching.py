@@ -1,7 +1,7 @@
-"""Continuous batching without batches: who runs is decided anew at every step, as in M2, but each
-request keeps a `past_key_values` of its own and has a forward pass of its own.
+"""Continuous batching without batches: every step decides which requests run, as in M2, but each
+request has a `past_key_values` of its own and a forward pass of its own.
 
-So it has M2's schedule alone, and tells the two gains apart. All three get the same work.
+So it has only M2's schedule, which separates the two gains. All three get the same work.
 
 python -m docs.questions.m2_seed_batching               SmolLM2-135M; a minute or two
 python -m docs.questions.m2_seed_batching tiny-llama    the counts, without times that mean much
@@ -23,14 +23,15 @@ MAX_NUM_SEQS = 8
 
 @torch.inference_mode()
 def schedule_only(max_num_seqs: int) -> tuple[list[list[int]], list[float], int]:
-    """Admit, compute each running request by itself, let go of who has finished; again.
+    """Admit requests, compute each running one by itself, remove finished ones, and repeat.
 
     Returns:
         Tokens and time to the first one of each request, and the number of steps.
     """
     tokens: list[list[int]] = [[] for _ in items]
     ttft, num_steps = [0.0] * len(items), 0
-    waiting, caches = list(range(len(items))), dict[int, DynamicCache]()  # caches: who runs
+    # caches of running requests
+    waiting, caches = list(range(len(items))), dict[int, DynamicCache]()
     start = time.perf_counter()
     while waiting or caches:
         while waiting and len(caches) < max_num_seqs:
@@ -47,7 +48,7 @@ def schedule_only(max_num_seqs: int) -> tuple[list[list[int]], list[float], int]
 
 
 def m2() -> tuple[list[list[int]], list[float], int]:
-    """The engine: the same schedule, and one forward pass for all rows of a step."""
+    """Run the engine: the same schedule, and one forward pass for all rows of a step."""
     before = engine.stats()["steps"]
     outputs = engine.generate([item.prompt for item in items], [item.params for item in items])
     ttft = [output.metrics.ttft or 0.0 for output in outputs]

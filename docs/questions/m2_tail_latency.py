@@ -1,6 +1,6 @@
 """Why does tail latency fall? 30 requests arrive over time; each one's wait is counted in steps.
 
-Every fourth wants 80 tokens, the others 8. A step stands for time here: no clock is involved.
+Every fourth wants 80 tokens, the others 8. Time is counted in steps, without a clock.
 """
 
 import random
@@ -18,7 +18,7 @@ for index in range(30):
 
 
 def percentiles(values: list[int]) -> str:
-    """The smallest values that are at least as large as 50, 95 and 99 percent of them."""
+    """Return the smallest values that are at least as large as 50, 95 and 99 percent of them."""
     return "".join(f"{sorted(values)[-(-len(values) * p // 100) - 1]:6}" for p in (50, 95, 99))
 
 

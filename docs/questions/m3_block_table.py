@@ -1,4 +1,4 @@
-"""How does a block table grow, and where does token 9 of a request lie?"""
+"""How does a block table grow, and in which slot is token 9 of a request?"""
 
 from m1_single import SamplingParams
 from m3_paged import LLMEngine
@@ -14,12 +14,12 @@ for step in range(7):
     engine.step()
     cells = []
     for request in engine.scheduler.running:
-        table = engine.scheduler.kv.block_tables[request.request_id]
+        table = engine.scheduler.kv.blocks.block_tables[request.request_id]
         cells.append(f"{request.num_computed_tokens:10}  {table!s:17}")
     print(f"{step:4}   {' '.join(cells)}".rstrip())
 
 size = engine.config.block_size
-table = engine.scheduler.kv.block_tables["r0"]
+table = engine.scheduler.kv.blocks.block_tables["r0"]
 block, offset = table[9 // size], 9 % size
 slot = block * size + offset
 print(f"\ntoken 9 of r0: entry 9 // {size} = {9 // size} of the table is block {block},")

@@ -5,7 +5,7 @@ from m3_paged import LLMEngine
 
 
 def serve(num_requests: int, n: int):
-    """Serve a prompt of 38 tokens so many times with n completions each of 12 tokens."""
+    """Serve a prompt of 38 tokens `num_requests` times, with n completions each of 12 tokens."""
     engine = LLMEngine("tiny-llama", device="cpu", max_model_len=128, block_size=16, trace="memory")
     params = SamplingParams(max_tokens=12, n=n, seed=1, ignore_eos=True)
     engine.generate([list(range(5, 43))] * num_requests, [params] * num_requests)

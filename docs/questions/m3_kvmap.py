@@ -1,4 +1,5 @@
-"""Six requests and memory for half of them: whose is each block, step by step? `-o PATH.png`."""
+"""Six requests and memory for half of them: which request has each block, step by step? `-o
+PATH.png`."""
 
 import argparse
 

@@ -1,8 +1,8 @@
-"""What do blocks buy? `python -m docs.questions.m3_layouts`
+"""What do blocks gain? `python -m docs.questions.m3_layouts`
 
 The same requests on the same KV memory, in regions (m2_batching) of max_model_len tokens and of the
 longest request, and in blocks (m3_paged): how many run at a time, how fast they are served, and how
-much memory lies idle.
+much memory is unused.
 
   --equal-concurrency          memory for all, so that both run the same requests at a time: what
                                reading KV through block tables costs
@@ -17,11 +17,11 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from milestone_llm.command.cli import add_options, positive
+from milestone_llm.cli import add_options, positive
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.command import bench_command
 from milestone_llm.lab.bench.report import THROUGHPUT, Tables
-from milestone_llm.lab.trace.kv_figures import kv_figures
+from milestone_llm.lab.explorer.kv_figures import kv_figures
 from milestone_llm.trace.text import plural
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ TABLES: Tables = {
 
 
 def layouts(bench: Bench) -> None:
-    """The same requests on the same KV memory, in regions and in blocks."""
+    """Serve the same requests on the same KV memory, in regions and in blocks."""
     args, items = bench.args, bench.make_work()
     if args.baseline:
         raise InputError("--baseline goes with the benches of the milestones")
@@ -100,7 +100,7 @@ def layouts(bench: Bench) -> None:
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """What the comparison of layouts needs."""
+    """Add the options of the comparison."""
     add_options(parser, "block-size", "preemption")
     parser.set_defaults(num_requests=32, max_model_len=1024, rounds=3)
     add = parser.add_argument_group("layouts").add_argument

@@ -1,4 +1,4 @@
-"""How much reserved memory holds nothing? Slots against blocks of several sizes.
+"""How much reserved memory is empty? Slots and blocks of several sizes.
 
 The same 16 requests each time, with the KV memory of 4 regions of 512 tokens.
 """
@@ -6,7 +6,7 @@ The same 16 requests each time, with the KV memory of 4 regions of 512 tokens.
 import m2_batching
 import m3_paged
 from milestone_llm.lab.bench.workloads import mixed, serve
-from milestone_llm.lab.trace.kv_figures import kv_figures
+from milestone_llm.lab.explorer.kv_figures import kv_figures
 
 common = {"device": "cpu", "max_model_len": 512, "trace": "memory"}
 engines = {"regions of 512": m2_batching.LLMEngine("tiny-llama", max_num_seqs=4, **common)}

@@ -1,13 +1,14 @@
-"""What is a block called? The chain of hashes of some prompts, four bytes of each name shown."""
+"""What is the name of a block? The chain of hashes of some prompts, with four bytes of each
+name."""
 
-from milestone_llm.frontend.block_hashes import hash_blocks
+from milestone_llm.core.block_hashes import hash_blocks
 
 BLOCK_SIZE = 4
 RULES, SKY, SEA = [11, 12, 13, 14], [21, 22, 23, 24], [31, 32, 33, 34]
 
 
 def chain(tokens: list[int], salt: str = "") -> str:
-    """The names of all full blocks."""
+    """Return the names of all full blocks."""
     return "  ".join(name.hex()[:8] for name in hash_blocks(tokens, BLOCK_SIZE, salt))
 
 

@@ -1,4 +1,4 @@
-"""What do caching and chunking buy, and where do they lose? `python -m docs.questions.m4_measured`
+"""What do caching and chunking gain, and when do they lose? `python -m docs.questions.m4_measured`
 
   prefix   eight requests with one system prompt, caching on and off; and requests with nothing in
            common, to see what looking into the cache costs, beside M3
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from milestone_llm.command.cli import positive
+from milestone_llm.cli import positive
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.command import bench_command
 from milestone_llm.lab.bench.report import THROUGHPUT
@@ -27,7 +27,8 @@ ON, OFF = "caching on", "caching off"
 
 
 def prefix(bench: Any) -> None:
-    """Prompts that begin alike, eight steps apart, so that hardly anybody queues; then others."""
+    """Serve prompts with an equal beginning, eight steps apart, so that almost none queues; then
+    others."""
     tokens = partial(random.Random(bench.args.seed).choices, range(bench.loaded.vocab_size))
     system_prompt = tokens(k=bench.args.system_prompt_tokens)
     items = [
@@ -52,7 +53,7 @@ def prefix(bench: Any) -> None:
 
 
 def found(outputs: Sequence[Any], records: Sequence[Any]) -> dict[str, float]:
-    """What came of the cache."""
+    """Return the figures of the prefix cache."""
     ttft = [1e3 * (output.metrics.ttft or 0.0) for output in outputs]
     saved = sum(output.metrics.num_cached_tokens for output in outputs)
     later = statistics.median(ttft[1:] or ttft)
@@ -60,13 +61,14 @@ def found(outputs: Sequence[Any], records: Sequence[Any]) -> dict[str, float]:
 
 
 def caching_on_and_off(bench: Any, items: Sequence[WorkItem]) -> dict[str, Any]:
-    """Two engines that differ in `enable_prefix_caching`. Each run begins with an empty cache."""
+    """Compare two engines that differ in `enable_prefix_caching`. Each run begins with an empty
+    cache."""
     switches = {ON: True, OFF: False}
     return {name: bench.engine(items, enable_prefix_caching=on) for name, on in switches.items()}
 
 
 def stall(bench: Any) -> None:
-    """A long prompt comes while others decode."""
+    """Let a long prompt come while others decode."""
     args = bench.args
     num_running = (args.num_requests or 9) - 1
     if num_running < 1:
@@ -103,14 +105,14 @@ def stall(bench: Any) -> None:
 
 
 def run(bench: Any) -> None:
-    """What the command line asks for."""
+    """Run the comparisons of the command line."""
     if bench.args.baseline:
         raise InputError("--baseline goes with the benches of the milestones")
     {"prefix": prefix, "stall": stall}[bench.args.what](bench)
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """What the two need."""
+    """Add the options of both comparisons."""
     parser.set_defaults(rounds=3)
     parser.add_argument("what", choices=("prefix", "stall"))
     add = parser.add_argument_group("prompts").add_argument

@@ -1,6 +1,6 @@
 """A prompt of 300 tokens comes while three requests decode: who waits for it? `-o PATH.png` draws.
 
-Computed positions stand for time: on real models a step takes the longer the more it computes.
+Time is counted in computed positions: on real models a step takes longer, the more it computes.
 """
 
 import argparse
@@ -31,7 +31,7 @@ for policy, engine in engines.items():
     done = [0]  # positions computed before each step
     for record in records:
         done.append(done[-1] + record.num_prefill_tokens + record.num_decode_tokens)
-    sampled = {"r0": [], "r3": []}  # in which steps
+    sampled = {"r0": [], "r3": []}  # steps in which they sampled
     for record in records:
         for row in record.batch:
             if row.request_id in sampled and row.sampled_token is not None:

@@ -1,4 +1,4 @@
-"""When is nothing found? The same words in each case, and what the cache makes of them.
+"""When does the cache find nothing? The same words in each case, and the hits.
 
 16 requests of 64 tokens of rules and 8 of their own, one after the other, on a pool of 24 blocks.
 """
@@ -12,12 +12,12 @@ RULES = random.Random(0).choices(range(199), k=64)
 
 
 def own(number: int) -> list[int]:
-    """Eight tokens of one request alone."""
+    """Return eight tokens that only one request has."""
     return random.Random(f"own {number}").choices(range(199), k=8)
 
 
 def hit_rate(prompts: list[list[int]], block_size: int) -> str:
-    """Serve them one by one; how many of their tokens were found?"""
+    """Serve prompts one by one. Returns how many of their tokens were found."""
     limits = {"max_num_seqs": 1, "max_model_len": 96, "kv_cache_tokens": 24 * 16}
     engine = LLMEngine("tiny-llama", device="cpu", block_size=block_size, **limits)
     for prompt in prompts:
@@ -27,7 +27,7 @@ def hit_rate(prompts: list[list[int]], block_size: int) -> str:
 
 
 def in_turn(num_kinds: int) -> list[list[int]]:
-    """Requests of several kinds of rules, one after the other and round again."""
+    """Return requests of several kinds of rules, one kind after the other, again and again."""
     kinds = [[(token + kind) % 199 for token in RULES] for kind in range(num_kinds)]
     return [kinds[number % num_kinds] + own(number) for number in range(16)]
 

@@ -1,6 +1,6 @@
 """What does `torch.compile` record of an addition with its norm, of RoPE, of SiLU times up?
 
-The compiler given here only prints the operators. Without `backend` one kernel comes of each line.
+The compiler given here only prints the operators. Without `backend`, each line becomes one kernel.
 """
 
 import torch
@@ -11,7 +11,7 @@ from m5_kernels.kernels.silu_mul import silu_mul_torch
 
 
 def show(graph, inputs):
-    """A compiler that compiles nothing."""
+    """Print a graph, and compile nothing."""
     called = [node for node in graph.graph.nodes if node.op.startswith("call")]
     print("   ", " ".join(getattr(each.target, "__name__", each.target) for each in called))
     return graph.forward

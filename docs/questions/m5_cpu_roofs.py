@@ -2,7 +2,7 @@
 
     python -m docs.questions.m5_cpu_roofs -o docs/images/m5_cpu_roofs.png
 
-Drawn from the record of `docs.benchmarks.cpu_products`.
+The figures are those of a record of `docs.benchmarks.cpu_products`.
 """
 
 import argparse

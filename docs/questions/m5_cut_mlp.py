@@ -1,4 +1,4 @@
-"""One MLP cut over two processes: columns, then rows, then the one all-reduce. Runs on a CPU."""
+"""One MLP sharded over two processes: columns, then rows, then one all-reduce. Runs on a CPU."""
 
 import multiprocessing
 import socket
@@ -11,21 +11,21 @@ HIDDEN, NEURONS, RANKS = 64, 256, 2
 
 
 def mlp(x, gate, up, down):
-    """A layer's MLP; weights are `[output, input]`, as `nn.Linear` keeps them."""
+    """Compute a layer's MLP; weights are `[output, input]`, as in `nn.Linear`."""
     return (F.silu(x @ gate.T) * (x @ up.T)) @ down.T
 
 
 def distance(part, whole):
-    """The largest difference, in words that do not depend on rounding."""
+    """Return the largest difference, in words that do not depend on rounding."""
     largest = (part - whole).abs().max().item()
     return "no difference" if largest < 1e-10 else f"up to {largest:.1f} away"
 
 
 def work(rank: int, port: int) -> None:
-    """What each process does."""
+    """Run one process."""
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=RANKS)
-    torch.manual_seed(0)  # all ranks make the same weights, to see what should come out
+    torch.manual_seed(0)  # all ranks make the same weights, to compute the expected result
     x = torch.randn(3, HIDDEN, dtype=torch.float64)
     gate, up = torch.randn(2, NEURONS, HIDDEN, dtype=torch.float64) / 8
     down = torch.randn(HIDDEN, NEURONS, dtype=torch.float64) / 8
@@ -33,8 +33,8 @@ def work(rank: int, port: int) -> None:
     whole = mlp(x, gate, up, down)
 
     mine = slice(rank * NEURONS // RANKS, (rank + 1) * NEURONS // RANKS)
-    gate, up, down = gate[mine], up[mine], down[:, mine]  # a real rank loads no more than this
-    part = mlp(x, gate, up, down)  # nothing was said to the other rank so far
+    gate, up, down = gate[mine], up[mine], down[:, mine]  # a real rank loads only these
+    part = mlp(x, gate, up, down)  # no communication so far
     if rank == 0:
         print(f"each rank: gate, up {list(gate.shape)}, down {list(down.shape)}")
         print(f"a part of the sum:         {distance(part, whole)}")

@@ -1,8 +1,8 @@
 """What a model loses when its weights get fewer bits: `python -m docs.questions.m5_eight_bits`
 
-The text is Python's own manual, as `pydoc_data` carries it. The same windows of it go through
-SmolLM2 with all weights in float32, and with its matrices rounded in several ways; each token is
-predicted from those before it. Takes two minutes on two cores.
+The text is Python's own manual, from `pydoc_data`. The same windows of it go through SmolLM2 with
+all weights in float32, and with its matrices rounded in several ways; each token is predicted from
+those before it. Takes two minutes on two cores.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydoc_data.topics import topics
 
 import torch
 
-from milestone_llm.command.consoles import console
+from milestone_llm.consoles import console
 from milestone_llm.lab.bench.report import table
 from milestone_llm.models.checkpoint import load_model
 
@@ -21,7 +21,7 @@ NUM_WINDOWS, LENGTH = 6, 256
 
 
 def to_steps(weight: torch.Tensor, largest: int, width: int = 0) -> torch.Tensor:
-    """Each weight goes to the nearest of the steps of its row, or of its `width` neighbours."""
+    """Round each weight to the nearest step of its row, or of its `width` neighbours."""
     parts = weight.unflatten(1, (-1, width)) if width else weight
     scale = parts.abs().amax(-1, keepdim=True) / largest
     return ((parts / scale.where(scale > 0, 1)).round() * scale).view_as(weight)
@@ -37,7 +37,8 @@ ROUNDINGS = {
 
 
 def losses(found: torch.Tensor, exact: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Of a window's predictions `[length - 1, vocab_size]`, logs: `[4, length - 1]`."""
+    """Return figures of a window's predictions `[length - 1, vocab_size]`, logs: `[4, length -
+    1]`."""
     own, wanted = (each.gather(1, ids[1:, None])[:, 0] for each in (found, exact))
     divergence = (exact.exp() * (exact - found)).sum(-1)
     same_top = (found.argmax(-1) == exact.argmax(-1)).float()
@@ -46,7 +47,7 @@ def losses(found: torch.Tensor, exact: torch.Tensor, ids: torch.Tensor) -> torch
 
 @torch.inference_mode()
 def main() -> None:
-    """Compare, and print a line for each way to keep the weights."""
+    """Compare, and print a line for each weight format."""
     loaded = load_model("smollm2-135m", dtype="float32", device="cpu")
     text = "\n".join(topics[name] for name in TOPICS if name in topics)
     ids = torch.tensor(loaded.tokenizer(text)["input_ids"][: NUM_WINDOWS * LENGTH])

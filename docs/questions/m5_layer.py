@@ -19,7 +19,7 @@ LAUNCHES = {  # numbers: of weights, of KV, read besides, written
 
 
 def size(num_bytes: float) -> str:
-    """As people say it."""
+    """Return a size in words."""
     kib = num_bytes / 1024
     return f"{kib / 1024:.1f} MiB" if kib >= 1000 else f"{kib:.0f} KiB"
 

@@ -1,4 +1,4 @@
-"""What each part of M5 brings: the recorded runs in which one of them was switched off."""
+"""What does each part of M5 gain? The recorded runs in which one of them was switched off."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,8 @@ RECORDS = ("m5_nano.json", "m5_single.json")
 
 
 def factors(name: str) -> dict[str, str]:
-    """By contestant: how many times as long it took as M5 with all its parts; M5's own speed."""
+    """Return by contestant how many times as long it took as M5 with all its parts; and M5's
+    speed."""
     path = Path(__file__).parents[1] / "measurements" / name
     data = json.loads(path.read_text(encoding="utf-8"))
     tok_s = data["contestants"]["m5_kernels"]["median"]["tok_s"]

@@ -1,6 +1,6 @@
 """What does each call of step() launch, and whose tokens does it return?
 
-Two equal requests; the second is to stop at a token that both will say on their way.
+Two equal requests; the second stops at a token that both will sample.
 """
 
 from itertools import zip_longest
@@ -22,7 +22,7 @@ while engine.has_unfinished_requests():
     calls.append(engine.step())
 print(f"r0 wants 6 tokens; r1 has the same prompt and stops at token {stop}.")
 print(" call  launches a step of  gets tokens")
-# Record number n of the trace is of the step that call n launched.
+# Record n of the trace belongs to the step that call n launched.
 for number, (outputs, record) in enumerate(zip_longest(calls, engine.tracer.records)):
     rows = record.batch if record else []
     news = [f" +{row.num_new_tokens}" if row.num_new_tokens > 1 else "" for row in rows]

@@ -1,4 +1,4 @@
-"""Where a step's time goes, on the host and in kernels: of the runs recorded on an H200."""
+"""Where does a step's time go, on the host and in kernels? From runs recorded on an H200."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""When does cutting a model over two GPUs pay? Arithmetic, beside what was measured.
+"""When do two GPUs make a model faster? Arithmetic, compared with measurements.
 
 One request: a step reads every weight once. Two GPUs read half each, and wait for two all-reduces a
 layer. Measured figures are read from docs/measurements/m5_two_gpus.md.
@@ -12,11 +12,12 @@ from milestone_llm.models.shapes import SHAPES
 
 RECORD = Path(__file__).parents[1] / "measurements" / "m5_two_gpus.md"
 READ_TB_PER_S = 4.5
-"""What an H200 reads at best (docs/measurements/m5_h200.md)."""
+"""Most that an H200 reads (docs/measurements/m5_h200.md)."""
 
 
 def weight_bytes(shape: dict) -> int:
-    """Bytes that a step of one row reads: all matrices in bf16, and no embedding but one row."""
+    """Return bytes that a step of one row reads: all matrices in bf16, and one row of the
+    embedding."""
     hidden, heads = shape["hidden_size"], shape["num_attention_heads"]
     attention = hidden * shape["head_dim"] * (2 * heads + 2 * shape["num_key_value_heads"])
     mlp = 3 * hidden * shape["intermediate_size"]
@@ -25,7 +26,8 @@ def weight_bytes(shape: dict) -> int:
 
 
 def measured(name: str) -> tuple[float, float, float]:
-    """Tokens a second on one GPU and on two, and microseconds of an all-reduce with its norm."""
+    """Return tokens a second on one GPU and on two, and microseconds of an all-reduce with its
+    norm."""
     command = rf"--model random-{name} --single.*?```"
     text = re.search(command, parts(RECORD.read_text())[1], re.DOTALL)[0]
     one = re.search(r"m5_kernels, one rank +([\d,.]+)", text)[1]

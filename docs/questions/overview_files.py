@@ -1,4 +1,4 @@
-"""Which file has which idea, and how many lines one has to read for it."""
+"""Which file has which idea, and how many lines must one read for it?"""
 
 from pathlib import Path
 

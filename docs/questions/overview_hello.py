@@ -1,4 +1,4 @@
-"""The life of "Hello" on the final engine, as its trace tells it; then a second "Hello"."""
+"""The life of "Hello" in the final engine, as its trace has it; then a second "Hello"."""
 
 from m5_kernels import LLMEngine, SamplingParams
 

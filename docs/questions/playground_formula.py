@@ -1,4 +1,4 @@
-"""How far is the playground's formula from steps that were measured?
+"""How far is the playground's formula from measured steps?
 
 On a CPU M4's steps of docs/measurements/roofline_cpu.json, on an H200 M5's of m5_h200.md.
 """
@@ -14,14 +14,15 @@ RECORDS = Path("docs/measurements")
 
 
 def gpu_steps() -> list[tuple[str, int, int, int, float]]:
-    """Decode steps of M5 on an H200, 600 tokens a row."""
+    """Return decode steps of M5 on an H200, with 600 tokens a row."""
     text = (RECORDS / "m5_h200.md").read_text(encoding="utf-8")
     lines = text[text.index("  rows  ms/step") :].split("```")[0].splitlines()[1:]
     return [("decode", int(r), 1, 600, float(ms) / 1e3) for r, ms, *_ in map(str.split, lines)]
 
 
 def steps() -> Iterator[tuple[str, str, int, int, float, float]]:
-    """Machine, kind, rows, tokens of each; seconds as measured, and by the formula."""
+    """Yield machine, kind, rows and tokens of each step; seconds as measured, and by the
+    formula."""
     cpu = json.loads((RECORDS / "roofline_cpu.json").read_text(encoding="utf-8"))["points"]
     # A setting has at most 200 requests, so the largest step of the GPU is left out.
     for name, points in (("laptop", cpu), ("h200", gpu_steps()[:-1])):

@@ -1,4 +1,5 @@
-"""What does a request hold while it is scheduled? M4, in the middle of two requests."""
+"""What does a request hold while it is scheduled? M4, between the beginning and the end of two
+requests."""
 
 from m1_single import SamplingParams
 from m4_prefix_chunked import LLMEngine
@@ -13,5 +14,5 @@ for name in ("request_id", "status", "priority", "arrival", "seed", "token_ids")
     print(f"request.{name:24}{getattr(request, name)}")
 for name in ("num_prompt_tokens", "num_output_tokens", "num_computed_tokens", "num_in_flight"):
     print(f"request.{name:24}{getattr(request, name)}")
-print(f"kv.block_tables['chat']         {engine.scheduler.kv.block_tables['chat']}")
-print(f"prefix_cache.hashes['chat']     {len(engine.scheduler.prefix_cache.hashes['chat'])}")
+print(f"kv.block_tables['chat']         {engine.scheduler.kv.blocks.block_tables['chat']}")
+print(f"prefix_cache.hashes['chat']     {len(engine.scheduler.kv.prefix_cache.hashes['chat'])}")

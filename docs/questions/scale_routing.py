@@ -1,6 +1,6 @@
 """Where does each prompt go, and why? Three replicas; every letter of a prompt is a block."""
 
-from milestone_llm.frontend.block_hashes import hash_blocks
+from milestone_llm.core.block_hashes import hash_blocks
 from milestone_llm.serving.replicas.router import BUSIER, Router
 
 BLOCK_SIZE = 16
@@ -10,7 +10,7 @@ for replica in ("r0", "r1", "r2"):
 
 
 def send(prompt: str, salt: str = "", has_ended: bool = False) -> None:
-    """Route a prompt, with 16 tokens for its answer, and say what the router saw."""
+    """Route a prompt, with 16 tokens for its answer, and print what the router knew."""
     token_ids = [ord(letter) for letter in prompt for _ in range(BLOCK_SIZE)]
     hashes, num_tokens = hash_blocks(token_ids, BLOCK_SIZE, salt), len(token_ids) + BLOCK_SIZE
     loads = [router.num_outstanding(replica) for replica in router.replicas]

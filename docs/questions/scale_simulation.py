@@ -1,4 +1,4 @@
-"""What do N caches find of what one large cache would find, and how even is the load?
+"""How many hits do N caches have, compared with one large cache, and how even is the load?
 
 The router is the real one. Clients hold conversations of three turns on average: a system prompt
 of 640 tokens, drawn by Zipf's law, and in each turn a question of 128 and an answer of 256. A
@@ -19,7 +19,7 @@ SYSTEMS, SESSIONS, AT_A_TIME = 10, 50, 4  # for each replica: prompts, open sess
 
 
 def prompts() -> Iterator[tuple[list[bytes], list[bytes]]]:
-    """Names of each prompt's blocks, and of those with the answer's blocks after them."""
+    """Yield the hashes of each prompt's blocks, and those with the answer's blocks after them."""
     draw = random.Random(0)
     systems = range(SYSTEMS * NUM_REPLICAS)
     weights = [1 / (1 + rank) for rank in systems]
@@ -27,7 +27,7 @@ def prompts() -> Iterator[tuple[list[bytes], list[bytes]]]:
     sessions: list[list[bytes]] = [[] for _ in range(SESSIONS * NUM_REPLICAS)]
     for number in range(NUM_PROMPTS):
         at = draw.randrange(len(sessions))
-        if not sessions[at] or draw.random() < 1 / 3:  # another begins
+        if not sessions[at] or draw.random() < 1 / 3:  # a new session begins
             owner = next(owners)
             sessions[at] = [b"system %d, %d" % (owner, block) for block in range(SYSTEM)]
         new = [b"turn %d, %d" % (number, block) for block in range(QUESTION + ANSWER)]
@@ -37,7 +37,7 @@ def prompts() -> Iterator[tuple[list[bytes], list[bytes]]]:
 
 
 class Cache:
-    """A prefix cache of so many blocks: least recently used goes first."""
+    """A prefix cache of a fixed number of blocks, which drops the least recently used first."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
@@ -45,11 +45,11 @@ class Cache:
         self.num_asked = self.num_found = 0
 
     def take(self, prompt: list[bytes], whole: list[bytes]) -> None:
-        """Look for a prompt's beginning, then remember all of it and its answer."""
+        """Look up a prompt's beginning, then remember all of it and its answer."""
         missing = (place for place, name in enumerate(prompt) if name not in self.blocks)
         self.num_found += next(missing, len(prompt))
         self.num_asked += len(prompt)
-        for name in reversed(whole):  # so that a block goes before those that lead to it
+        for name in reversed(whole):  # so that a block goes before those on which it depends
             self.blocks[name] = None
             self.blocks.move_to_end(name)
         while len(self.blocks) > self.num_blocks:
@@ -57,7 +57,8 @@ class Cache:
 
 
 def simulate(policy: str) -> tuple[float, float]:
-    """The share of prompt tokens found, and the most blocks sent to a replica, of the mean."""
+    """Return the share of prompt tokens found, and the most blocks of a replica relative to the
+    mean."""
     front = Router(policy, max_blocks=CACHE_BLOCKS)
     caches = {f"r{number}": Cache(CACHE_BLOCKS) for number in range(NUM_REPLICAS)}
     for name in caches:

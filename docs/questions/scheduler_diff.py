@@ -1,8 +1,8 @@
-"""What does a milestone's scheduler change in the one below? Its functions, changed lines marked.
+"""What does a milestone's scheduler change in the one before? Its functions, changed lines marked.
 
 `python -m docs.questions.scheduler_diff m2_batching m3_paged` prints M3's `scheduler.py` without
-imports, docstrings and comments; a `+` marks what M2's function of that name does not have. Names
-of functions after the packages leave only those functions.
+imports, docstrings and comments; a `+` marks lines that are not in M2's function of that name. With
+names of functions after the packages, only those are printed.
 """
 
 import argparse
@@ -18,10 +18,10 @@ options = parser.parse_args()
 
 
 def functions(package: str) -> dict[str, list[str]]:
-    """The code of its scheduler's functions, as it is written, by name."""
+    """Return the code of a scheduler's functions, as it is written, by name."""
     text = Path(package, "scheduler.py").read_text(encoding="utf-8")
     lines, nodes, found = text.splitlines(), list(ast.walk(ast.parse(text))), {}
-    notes = set()  # the numbers of lines that are docstrings
+    notes = set()  # numbers of docstring lines
     for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             notes |= set(range(node.lineno, (node.end_lineno or 0) + 1))
@@ -36,7 +36,7 @@ def functions(package: str) -> dict[str, list[str]]:
 below, above = functions(options.below), functions(options.above)
 for name in options.functions or above:
     for line in difflib.ndiff(below.get(name, []), above[name]):
-        if line[0] in " +":  # what is gone, and ndiff's own hints, are left out
+        if line[0] in " +":  # deleted lines and ndiff's own hints are left out
             print(line)
     print()
 gone = [name for name in below if name not in above]

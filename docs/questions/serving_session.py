@@ -1,6 +1,6 @@
-"""A session with a server, as one would type it: starts M4 with the real model, and talks to it.
+"""A session with a server, as one would type it: start M4 with the real model, and talk to it.
 
-Each statement of SESSION is printed, carried out, and followed by what it gave.
+Each statement of SESSION is printed, executed, and followed by its result.
 """
 
 import ast
@@ -45,7 +45,7 @@ command = [sys.executable, "-m", "m4_prefix_chunked.serve", "--port", "0", "--ma
 
 
 def metric(name: str) -> float:
-    """The value of a metric, by its name without the prefix and the model's label."""
+    """Return the value of a metric, by its name without the prefix and the model's label."""
     page = urllib.request.urlopen(url + "/metrics").read().decode()
     page = re.sub(r',?(model_name|engine)="[^"]*"', "", page).replace("{}", "").replace("{,", "{")
     return float(re.search(rf"^milestone_llm:{re.escape(name)} (.*)", page, flags=re.M)[1])

@@ -1,6 +1,6 @@
-"""Steps of one request with and without guesses, and why equal tokens may be accepted.
+"""Steps of one request with and without draft tokens, and why equal tokens may be accepted.
 
-A tiny model with few words soon runs in circles, so that there is much to guess.
+A tiny model with few words soon repeats itself, so that there is much to predict.
 """
 
 import torch
@@ -30,13 +30,14 @@ for speculation in (None, "ngram"):
                 print(f"    step {record.step}: {came}, tokens {got}")
 print(f"same tokens: {tokens[None] == tokens['ngram']}\n")
 
-# A guess x is made; p is the target's distribution. Both rules accept it with probability p[x].
+# Draft token x is proposed; p is the target's distribution. Both rules accept it with probability
+# p[x].
 p = torch.tensor([0.5, 0.3, 0.15, 0.05])
 draws, guess = 20_000, 1
 seeds, positions = seeds_to_tensor([7]).expand(draws), torch.arange(draws)
 sampled = (p.log() + gumbel_noise(seeds, positions, len(p))).argmax(-1)
 uniform = torch.rand(draws, generator=torch.Generator().manual_seed(7))
-is_accepted = uniform < p[guess]  # q[guess] is 1: an n-gram has no doubts
+is_accepted = uniform < p[guess]  # q[guess] is 1: an n-gram always proposes the same
 left = p.clone()
 left[guess] = 0
 other = torch.multinomial(left, draws, True, generator=torch.Generator().manual_seed(8))

@@ -1,6 +1,6 @@
-"""What a grammar allows, step by step: two requests in one batch, one of them with a rule.
+"""What does a grammar allow, step by step? Two requests in one batch, one of them with a grammar.
 
-Then the request with the rule alone: in how many steps, without guesses and with them?
+Then that request alone: how many steps does it take, without draft tokens and with them?
 """
 
 from m4_prefix_chunked import LLMEngine, SamplingParams

@@ -1,4 +1,4 @@
-"""M5's second walkthrough: how Flash-Decoding splits KV and merges what the programs found.
+"""M5's second walkthrough: how Flash-Decoding splits KV and merges the programs' results.
 
 python -m docs.questions.walkthrough_flash_decode          stops in pdb
 python -m docs.questions.walkthrough_flash_decode --auto   docs/transcripts/m5_flash_decode.txt
@@ -29,7 +29,7 @@ VALUES = [
 
 
 def scenario() -> None:
-    """One launch, three sequences, four programs."""
+    """Run one launch: three sequences, four programs."""
     by_hand.flash_decode(SCORES, VALUES, tile=2, num_programs=4)
 
 

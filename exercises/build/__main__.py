@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
-from milestone_llm.command.cli import ended_in_one_line
+from milestone_llm.cli import ended_in_one_line
 
 from .check import ROOT, Course, Step, course_names, problem
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def say(text: str, **options: Any) -> None:
     """Print text as it is."""
-    from milestone_llm.command.consoles import console
+    from milestone_llm.consoles import console
 
     console.print(text, markup=False, **options)
 

@@ -27,6 +27,7 @@ FILE_OF = {
     "Scheduler": "scheduler",
     "BlockPool": "block_pool",
     "BlockManager": "block_manager",
+    "KVCacheManager": "kv_cache_manager",
     "CachingBlockPool": "caching_pool",
     "PrefixCache": "prefix_cache",
     "hash_block": "prefix_cache",  # which imports it

@@ -53,7 +53,7 @@ def check_engine(milestone: str, parts: Parts, **fields: Any) -> None:
     Args:
         fields: of the EngineConfig of both.
     """
-    from milestone_llm.command.cli import model_libraries
+    from milestone_llm.cli import model_libraries
 
     with model_libraries(num_threads=1):  # tiny matrices lose time when spread over threads
         _check_engine(milestone, parts, fields)

@@ -160,7 +160,7 @@ class _Play:
         """Memory belongs to those who run."""
         kv = self.scheduler.kv
         unit = "region" if hasattr(kv, "regions") else "blocks"
-        owned = kv.regions if unit == "region" else kv.block_tables
+        owned = kv.regions if unit == "region" else kv.blocks.block_tables
         running = {request.request_id for request in self.scheduler.running}
         for name in sorted(owned.keys() - running):
             request = self.requests[name]

@@ -1,1 +1,1 @@
-"""Bugs of real engines, one a file, put into ours: `python -m exercises.museum`."""
+"""Bugs of real engines, each in a file of its own, put into ours: `python -m exercises.museum`."""

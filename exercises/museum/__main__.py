@@ -15,13 +15,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from milestone_llm.command.cli import ended_in_one_line, new_file, run_command
+from milestone_llm.cli import ended_in_one_line, new_file, run_command
 
 from .rooms import NAMES
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m exercises.museum",
         description=__doc__,
@@ -36,16 +36,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--explore", nargs="?", const=path, type=new_file, metavar="PATH.html", help=meaning)
     add("--walkthrough", action="store_true", help="stop in pdb at the line in question")
     args = parser.parse_args(arguments)
-    args.threads = 1  # a tiny model: more would only wait for one another
+    args.threads = 1  # a tiny model: more threads would only wait for each other
     if args.number is not None and not 1 <= args.number <= len(NAMES):
         parser.error(f"the exhibits are 1 to {len(NAMES)}, got {args.number}")
     if args.number is None and not args.all:
-        return ended_in_one_line(rooms)  # which need no model
+        return ended_in_one_line(rooms)  # they need no model
     return run_command(visit, args)
 
 
 def rooms() -> None:
-    """Show which exhibits there are."""
+    """List the exhibits."""
     from . import show
 
     show.rooms()

@@ -18,14 +18,15 @@ ANIMALS = ((60, 61, 62), (60, 71, 72))
 
 
 class Choice:
-    """A rule by hand: the output is one of some lists of tokens. After its end all may come."""
+    """A grammar written by hand: the output is one of some lists of tokens. After its end all may
+    follow."""
 
     def __init__(self, choices: Sequence[Sequence[int]]) -> None:
         self.choices = choices
         self.num_allowed = VOCAB_SIZE
 
     def bits(self, output_token_ids: Sequence[int]) -> torch.Tensor:
-        """The tokens that may follow, as bits."""
+        """Return the bitmask of the tokens that may follow."""
         end, output = len(output_token_ids), tuple(output_token_ids)
         beginnings = [each for each in self.choices if tuple(each[:end]) == output]
         allowed = {each[end] for each in beginnings if len(each) > end}
@@ -37,13 +38,13 @@ class Choice:
 
 
 class Choices:
-    """In place of grammars: it needs no library, and no tokenizer with an end."""
+    """Replaces `Grammars`: it needs no library, and no tokenizer with an EOS."""
 
     def __init__(self, *given: object) -> None:
-        """What a grammar needs of a model is not needed."""
+        """Ignore the model: these grammars need nothing of it."""
 
     def rule_of(self, params: SamplingParams) -> Choice | None:
-        """A request's own rule."""
+        """Return the grammar of a request."""
         return params.structured_outputs and Choice(params.structured_outputs)
 
 

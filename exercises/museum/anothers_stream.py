@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from milestone_llm.frontend.output_queue import OutputQueue
+from milestone_llm.frontend.output_processor import OutputQueue
 from milestone_llm.frontend.outputs import RequestOutput
 
 from .exhibit import Arrival, Exhibit, Run, greedy, take
@@ -13,13 +13,13 @@ original = OutputQueue.__init__
 
 
 def init(self: OutputQueue, wants_all: bool = True) -> None:
-    """The outputs of a call of `generate` or `stream`, in the order of their arrival."""
+    """Make the queue of a call of `generate` or `stream`."""
     original(self, wants_all)
     self._outputs = ARRIVED
 
 
 def two_readers(exhibit: Exhibit, run: Run) -> None:
-    """Two callers of `stream` who take turns. Each keeps the newest output that it was given."""
+    """Serve two callers of `stream`, which take turns. Each keeps the newest output that it got."""
     streams = {
         each.name: run.engine.stream(run.prompt(each), each.params) for each in exhibit.traffic
     }
@@ -35,7 +35,7 @@ def two_readers(exhibit: Exhibit, run: Run) -> None:
 
 EXHIBIT = Exhibit(
     milestone="m3_paged",
-    place="milestone_llm.frontend.output_queue.OutputQueue.__init__",
+    place="milestone_llm.frontend.output_processor.OutputQueue.__init__",
     broken=init,
     serve=two_readers,
     traffic=[

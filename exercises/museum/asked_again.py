@@ -12,7 +12,7 @@ PROMPT = [23, 42, 17, 8, 15, 99, 4, 61]  # two full blocks
 
 
 def find(self: PrefixCache, request: Request) -> PrefixHit:
-    """The longest cached prefix of a request's known tokens."""
+    """Return the longest cached prefix of a request's known tokens."""
     blocks: list[int] = []
     size = self.kv.block_size
     for index in range(len(request.token_ids) // size):

@@ -17,7 +17,7 @@ def append(self: BlockManager, request_id: str, start: int, end: int) -> list[tu
 
 
 def suspicion(run: Run) -> Iterator[Finding]:
-    """More tokens are known than the table has room for."""
+    """Yield rows of which more tokens are known than their blocks have room for."""
     known = dict.fromkeys(run.prompts, 0)
     for record in run.records:
         for row in record.batch:

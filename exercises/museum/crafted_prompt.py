@@ -12,7 +12,7 @@ CRAFTED = [23, 42, 18, 57, 15, 99, 4, 61, 7]
 
 
 def hash_block(parent: bytes, token_ids: Sequence[int]) -> bytes:
-    """Name of a full block, from its tokens and the name of the block before it."""
+    """Return the hash of a full block, from its tokens and the hash of the block before it."""
     name = int.from_bytes(parent, "big")
     for token in token_ids:
         name = (31 * name + token) % 2**64

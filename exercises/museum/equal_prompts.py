@@ -13,7 +13,7 @@ PROMPT = [23, 42, 17, 8, 15, 99, 4, 61]  # two full blocks
 
 
 def find(self: PrefixCache, request: Request) -> PrefixHit:
-    """The longest cached prefix of a request's known tokens."""
+    """Return the longest cached prefix of a request's known tokens."""
     blocks: list[int] = []
     num_known, size = len(request.token_ids), self.kv.block_size
     for index in range(num_known // size):
@@ -21,12 +21,13 @@ def find(self: PrefixCache, request: Request) -> PrefixHit:
         if block is None:
             break
         blocks.append(block)
-    # The last token is always computed: its logits are wanted.
+    # The last token is always computed, because its logits are needed.
     return PrefixHit(blocks, min(len(blocks) * size, num_known - 1))
 
 
 def invariant(run: Run) -> Iterator[Finding]:
-    """A block that is copied was written in an earlier step: copies are made before the forward."""
+    """Yield copies of unwritten blocks. Copies are made before the forward pass, so a block that is
+    copied must have been written in an earlier step."""
     for record in run.records:
         new = {block for e in record.events if e.type == "alloc" for block in e.blocks}
         for event in record.events:

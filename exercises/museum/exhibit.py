@@ -1,8 +1,8 @@
-"""What an exhibit is, and how it runs: the same traffic on an engine as it is and on a broken one.
+"""Exhibits, and how they run: the same traffic on an engine as it is, and on a broken one.
 
-An exhibit is a file of this folder. It replaces one function of a milestone by a wrong one, names
-the traffic that shows it, and says what cannot be: its `invariant` looks at a run and yields what
-no correct engine's trace has.
+An exhibit is a file of this folder. It replaces one function of a milestone by a wrong one, and has
+the traffic that shows it. Its `invariant` checks a run, and yields what no correct engine's trace
+has.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_STEPS = 60
 CONFIG = {"max_num_seqs": 4, "max_model_len": 64, "max_num_batched_tokens": 64, "block_size": 4,
           "kv_cache_tokens": 128}  # fmt: skip
-"""Of every exhibit's engine, where it does not say otherwise."""
+"""Configuration of every exhibit's engine, unless the exhibit has another."""
 
 SWITCHES: dict[str, dict[str, object]] = {
     "one request at a time": {"max_num_seqs": 1},
@@ -34,11 +34,11 @@ SWITCHES: dict[str, dict[str, object]] = {
     "no pipelining": {"async_scheduling": False},
     "no guesses": {"speculation": None},
 }
-"""What can be changed from outside to find out in which part of an engine a bug is."""
+"""Options to switch, from outside, in order to find the part of the engine that has a bug."""
 
 
 def greedy(max_tokens: int, **params: Any) -> SamplingParams:
-    """Parameters of a request that takes the likeliest token, and as many as it wants."""
+    """Return sampling parameters: the likeliest token each time, `max_tokens` of them."""
     return SamplingParams(
         **{"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, **params}
     )
@@ -46,62 +46,63 @@ def greedy(max_tokens: int, **params: Any) -> SamplingParams:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request that comes before the step given."""
+    """A request that arrives before the given step."""
 
     step: int
     name: str
     prompt: list[int]
     params: SamplingParams
     after: str = ""
-    """A request whose prompt and answer its prompt begins with: the next turn of a chat."""
+    """A request whose prompt and answer come before its own prompt: it is the next turn of a
+    chat."""
 
 
 @dataclass
 class Run:
-    """What an engine made of the traffic."""
+    """A run of an engine on the traffic."""
 
     engine: Any
     prompts: dict[str, list[int]] = field(default_factory=dict)
     params: dict[str, SamplingParams] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
-    """What each caller was given."""
+    """Tokens that each caller got."""
     texts: dict[str, str] = field(default_factory=dict)
     check: str = ""
-    """What the engine's own check of its books says first, as `check_invariants=True` does."""
+    """First error of the engine's own check of its state, as `check_invariants=True` does it."""
     raised: str = ""
     """The exception that ended the run."""
 
     @property
     def records(self) -> list[StepRecord]:
-        """The trace."""
+        """Records of the run's steps."""
         return list(self.engine.tracer.records)
 
     def prompt(self, arrival: Arrival) -> list[int]:
-        """All of a request's prompt."""
+        """Return a request's whole prompt."""
         before = arrival.after and self.prompts[arrival.after] + self.tokens[arrival.after]
         self.prompts[arrival.name] = [*before, *arrival.prompt]
         self.params[arrival.name] = arrival.params
         return self.prompts[arrival.name]
 
     def known(self) -> dict[str, list[int]]:
-        """The tokens of each request, prompt and output, as the trace has them."""
+        """Return the tokens of each request, prompt and output, as in the trace."""
         known = {name: list(prompt) for name, prompt in self.prompts.items()}
         for record in self.records:
             for row in record.batch:
                 if row.sampled_token is not None:
                     known[row.request_id].append(row.sampled_token)
-                if row.num_accepted_tokens:  # of several tokens, the trace has the last alone
+                if row.num_accepted_tokens:  # of several tokens, the trace has only the last
                     all_tokens = self.prompts[row.request_id] + self.tokens[row.request_id]
                     known[row.request_id] = all_tokens[: row.end + 1]
         return known
 
 
 Finding = tuple[int, str]
-"""A step, and what of its trace cannot be."""
+"""A step, and what is impossible in its trace."""
 
 
 UNCHECKED = {"milestone_llm.core.engine_core.check_plan": lambda *given: None}
-"""In place of the core's look at plans (`core/plan_rules.py`), which would end a run at once."""
+"""Switches off the core's check of plans (`core/plan_rules.py`), which would end a run at once."""
 UNCHECKED_SETTING = "The core does not check plans here: it would not let this one pass."
 
 
@@ -111,36 +112,38 @@ class Exhibit:
 
     milestone: str
     place: str
-    """What is replaced: `m4_prefix_chunked.prefix_cache.PrefixCache.find`."""
+    """Name of the function that is replaced: `m4_prefix_chunked.prefix_cache.PrefixCache.find`."""
     broken: Callable[..., object]
     traffic: Sequence[Arrival]
     invariant: Callable[[Run], Iterator[Finding]]
-    """Yields what cannot be. Of a false alarm: what looks as if it could not."""
+    """Yields what is impossible. In a false alarm: what looks impossible."""
     text: str
-    """`word: text` a line: the question, and what stands on the card. A line that begins with
-    spaces continues the line before."""
+    """`word: text` a line: the question, and the text of the card. A line that begins with spaces
+    continues the line before."""
     walk: str
-    """The stop of the walkthrough: a guide's lines, without its title."""
+    """The stop of the walkthrough: lines of a guide, without its title."""
     config: Mapping[str, object] = field(default_factory=dict)
     both: Mapping[str, object] = field(default_factory=dict)
-    """What else stands in place of something, in both runs: a device that is slow, say."""
+    """Further replacements, in both runs: a slow device, for example."""
     serve: Callable[[Exhibit, Run], None] | None = None
-    """Instead of adding requests and stepping."""
+    """Serves the traffic instead of `_serve`."""
     is_false_alarm: bool = False
-    """Nothing is wrong: `broken` is the change that somebody may propose."""
+    """Nothing is wrong: `broken` is a change that a reader may propose."""
     setting: str = ""
-    """What else is to be known of both runs."""
+    """Further facts about both runs."""
     ask: str = "Which line of this trace is impossible?"
-    """What is asked before the card's question."""
+    """The question before the card's question."""
 
     @property
     def card(self) -> dict[str, str]:
-        """`text` by its words: question, cause, invariant, fix, test, seen, threads."""
+        """The parts of `text` by their words: question, cause, invariant, fix, test, seen,
+        threads."""
         lines = re.sub(r"\n +", " ", self.text.strip()).split("\n")
         return dict(line.split(": ", 1) for line in lines)
 
     def run(self, is_changed: bool, switch: Mapping[str, object] | None = None) -> Run:
-        """Serve the traffic on the milestone, or on the milestone with `broken` in its place."""
+        """Serve the traffic with the milestone; with `is_changed`, `broken` replaces one
+        function."""
         package = importlib.import_module(self.milestone)
         places = {**self.both, **({self.place: self.broken} if is_changed else {})}
         with contextlib.ExitStack() as stack:
@@ -158,11 +161,13 @@ class Exhibit:
         return run
 
     def suspect(self) -> Run:
-        """The run with the line in question: in a false alarm the milestone as it is."""
+        """Return the run with the line in question: in a false alarm, that of the milestone as it
+        is."""
         return self.run(is_changed=not self.is_false_alarm)
 
     def switches(self, tokens: Mapping[str, list[int]]) -> dict[str, bool]:
-        """Whether the broken engine gives these tokens, by switch: of those that change it."""
+        """Return for each switch that changes the engine whether the broken one then gives these
+        tokens."""
         fields = importlib.import_module(self.milestone).EngineConfig.__dataclass_fields__
         now = {name: each.default for name, each in fields.items()}
         now |= {"async_scheduling": False, **CONFIG, **self.config}  # on a CPU
@@ -179,7 +184,7 @@ class Exhibit:
 
 
 def _serve(exhibit: Exhibit, run: Run) -> None:
-    """Add the requests when they are due, and step until all are done."""
+    """Add the requests when they are due, and step until all are finished."""
     engine, coming, num_steps = run.engine, list(exhibit.traffic), 0
     while (coming or engine.has_unfinished_requests()) and num_steps < MAX_STEPS:
         while coming and (coming[0].step <= num_steps or not engine.has_unfinished_requests()):
@@ -194,7 +199,8 @@ def _serve(exhibit: Exhibit, run: Run) -> None:
 
 
 def take(run: Run, outputs: Sequence[Any]) -> None:
-    """Note what callers were given, and what the engine's own check says after this step."""
+    """Record the outputs that callers got, and the result of the engine's own check after this
+    step."""
     for output in outputs:
         run.tokens[output.request_id], run.texts[output.request_id] = output.token_ids, output.text
     if not run.check:
@@ -206,7 +212,7 @@ def take(run: Run, outputs: Sequence[Any]) -> None:
 
 @functools.cache
 def model() -> Any:
-    """A tiny model with random weights, the same in all rooms."""
+    """Return a tiny model with random weights, the same for all exhibits."""
     from milestone_llm.models.tiny_models import build_tiny_model
 
     return build_tiny_model("llama").double()
@@ -214,7 +220,7 @@ def model() -> Any:
 
 @functools.cache
 def words() -> Any:
-    """A tokenizer for it, of one word a token: [7, 12] is "w7 w12"."""
+    """Return a tokenizer for it, with one word a token: [7, 12] is "w7 w12"."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 

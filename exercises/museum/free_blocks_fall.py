@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from m3_paged.scheduler import Scheduler
+from m3_paged.kv_cache_manager import KVCacheManager
 from milestone_llm.core.request import Request
 
 from .exhibit import Arrival, Exhibit, greedy
 from .invariants import books_balance
 
-original = Scheduler.free_memory
+original = KVCacheManager.free
 
 
-def free_memory(self: Scheduler, request: Request) -> None:
-    """Give back a request's pages."""
-    table = self.kv.block_tables.get(request.request_id, [])
-    num_pages = request.num_computed_tokens // self.config.block_size
+def free(self: KVCacheManager, request: Request) -> None:
+    """Free a request's blocks."""
+    table = self.blocks.block_tables.get(request.request_id, [])
+    num_pages = request.num_computed_tokens // self.blocks.block_size
     del table[num_pages:]
     original(self, request)
 
 
 EXHIBIT = Exhibit(
     milestone="m3_paged",
-    place="m3_paged.scheduler.Scheduler.free_memory",
-    broken=free_memory,
+    place="m3_paged.kv_cache_manager.KVCacheManager.free",
+    broken=free,
     traffic=[Arrival(3 * n, "abcd"[n], [30 + n] * 6, greedy(2 + n)) for n in range(4)],
     invariant=books_balance,
     config={"max_model_len": 16, "kv_cache_tokens": 16},
@@ -43,10 +43,10 @@ seen: A page that a request had filled only in part was not given back when the 
 threads: sgl-project/sglang#4977 (merged)
 """,
     walk="""
-call exercises/museum/free_blocks_fall.py::free_memory
+call exercises/museum/free_blocks_fall.py::free
 a has ended. Its table is about to be freed.
-p self.kv.block_tables['a']  # two blocks
-p request.num_computed_tokens // self.config.block_size  # how many the method will keep of them
-Try `n` twice and `p self.kv.block_tables`. Then ask who still knows of the block that is gone.
+p self.blocks.block_tables['a']  # two blocks
+p request.num_computed_tokens // self.blocks.block_size  # how many the method will keep of them
+Try `n` twice and `p self.blocks.block_tables`. Then ask who still knows of the block that is gone.
 """,
 )

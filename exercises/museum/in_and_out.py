@@ -11,7 +11,7 @@ from .invariants import progress_is_made
 
 
 def _prefill(self: Scheduler, plan: StepPlan, budget: int) -> None:
-    """The next chunk of each prompt, then new prompts. No block is taken before its chunk."""
+    """Plan the next chunk of each prompt, then new prompts. No block is taken before its chunk."""
     for request in self.by_seniority():
         if budget and request.num_uncomputed_tokens > 1 and self._make_room(request, plan):
             budget -= self._add_row(request, plan, budget)
@@ -19,11 +19,11 @@ def _prefill(self: Scheduler, plan: StepPlan, budget: int) -> None:
     while self.waiting and budget and num_free_rows and not plan.preempted:
         request = self.waiting.peek()
         num_tokens = min(request.num_tokens, budget)
-        if not self.kv.can_allocate(num_tokens):
-            plan.waiting_reasons[request.request_id] = self.kv.describe(num_tokens)
+        if not self.kv.blocks.can_allocate(num_tokens):
+            plan.waiting_reasons[request.request_id] = self.kv.blocks.describe(num_tokens)
             break
         self.waiting.pop()
-        self.kv.allocate(request.request_id, num_tokens)
+        self.kv.blocks.allocate(request.request_id, num_tokens)
         request.become(RequestStatus.RUNNING)
         self.running.append(request)
         (plan.resumed if request.num_preemptions else plan.admitted).append(request)
@@ -64,8 +64,8 @@ threads: vllm-project/vllm#25538 (open)
 call m4_prefix_chunked/scheduler.py::Scheduler._make_room, when request.request_id == 'b' and
   request.num_computed_tokens
 b has computed its first chunk, and needs blocks for the second.
-p len(self.kv.block_tables['b'])  # what it has
-p self.kv.describe(request.num_tokens)  # what it needs, and what there is
+p len(self.kv.blocks_of(request))  # what it has
+p self.kv.describe(request)  # what it needs, and what there is
 Try `n` until somebody is preempted. Who?
 """,
 )

@@ -1,7 +1,7 @@
-"""What is true of every trace of a correct engine. Each yields the steps that say otherwise.
+"""Invariants of every trace of a correct engine. Each function yields the steps that break one.
 
-Between them they catch all exhibits, so an engine in the making is well served by a test that asks
-them of random traffic. `check_invariants=True` asks the first of them only.
+Together they catch all exhibits. So for an engine in development, a test that checks them on random
+traffic is useful. `check_invariants=True` checks only the first of them.
 """
 
 from __future__ import annotations
@@ -13,16 +13,17 @@ from .exhibit import Finding, Run, words
 
 
 def books_balance(run: Run) -> Iterator[Finding]:
-    """Free + owned = total: where nobody runs, all blocks are free."""
+    """Check that free + owned = total: when no request runs, all blocks are free."""
     for record in run.records:
         if not (record.running or record.waiting or record.swapped) and record.kv.used:
             yield record.step, f"nobody runs; blocks in use: {record.kv.used}"
 
 
 def names_are_true(run: Run) -> Iterator[Finding]:
-    """A block that is found holds the keys and values of the very tokens that it was found by.
+    """Check that a found block holds the keys and values of the tokens that it was found by.
 
-    Those of a token depend on all before it: a block is compared from its request's beginning on.
+    Keys and values of a token depend on all tokens before it: a block is compared from the
+    beginning of its request.
     """
     size, known = run.engine.config.block_size, run.known()
     written: dict[int, list[int]] = {}  # by block: its request's tokens up to the last one in it
@@ -39,9 +40,9 @@ def names_are_true(run: Run) -> Iterator[Finding]:
 
 
 def only_full_blocks_are_found(run: Run) -> Iterator[Finding]:
-    """No more blocks have a name than were computed to their last slot."""
+    """Check that no more blocks are cached than were computed to their last slot."""
     size = run.engine.config.block_size
-    num_slots: dict[int, int] = {}  # by block: up to the last one that was written
+    num_slots: dict[int, int] = {}  # by block: slots up to the last one written
     for record in run.records:
         for row in record.batch:
             for position in range(row.start, row.end):
@@ -52,7 +53,7 @@ def only_full_blocks_are_found(run: Run) -> Iterator[Finding]:
 
 
 def rows_compute(run: Run) -> Iterator[Finding]:
-    """A row has at least one token: there is nothing else to sample after."""
+    """Check that a row has at least one token: otherwise there are no logits to sample from."""
     for record in run.records:
         for row in record.batch:
             if row.num_new_tokens < 1:
@@ -60,7 +61,7 @@ def rows_compute(run: Run) -> Iterator[Finding]:
 
 
 def reasons_hold(run: Run) -> Iterator[Finding]:
-    """Why a request waits is true of this step: so many tokens are left of its budget."""
+    """Check that a request's reason to wait is true of its step: the tokens left in the budget."""
     budget = run.engine.config.max_num_batched_tokens
     for record in run.records:
         left = budget - record.num_prefill_tokens - record.num_decode_tokens
@@ -71,7 +72,7 @@ def reasons_hold(run: Run) -> Iterator[Finding]:
 
 
 def progress_is_made(run: Run) -> Iterator[Finding]:
-    """Between two preemptions a request gains a token."""
+    """Check that a request gains a token between two preemptions."""
     idle: set[str] = set()
     for record in run.records:
         idle -= {row.request_id for row in record.batch if row.sampled_token is not None}
@@ -82,7 +83,8 @@ def progress_is_made(run: Run) -> Iterator[Finding]:
 
 
 def positions_are_sampled_once(run: Run) -> Iterator[Finding]:
-    """The token of each position is sampled once, by the row that reaches the one before it."""
+    """Check that the token of each position is sampled once, by the row that reaches the one before
+    it."""
     num_known = {name: len(prompt) for name, prompt in run.prompts.items()}
     for record in run.records:
         for row in record.batch:
@@ -95,7 +97,7 @@ def positions_are_sampled_once(run: Run) -> Iterator[Finding]:
 
 
 def equal_prompts_agree(run: Run) -> Iterator[Finding]:
-    """A prompt's first token is the same whoever else is there, where nobody draws at random."""
+    """Check that greedy requests with equal prompts get the same first token, in every batch."""
     first: dict[tuple[int, ...], int | None] = {}
     for record in run.records:
         for row in record.batch:
@@ -109,7 +111,7 @@ def equal_prompts_agree(run: Run) -> Iterator[Finding]:
 
 
 def callers_get_all(run: Run) -> Iterator[Finding]:
-    """What was sampled for a request is what its caller got."""
+    """Check that a caller got all tokens that were sampled for its request."""
     known = run.known()
     for record in run.records:
         for change in record.finished:
@@ -119,7 +121,7 @@ def callers_get_all(run: Run) -> Iterator[Finding]:
 
 
 def text_ends_at_stop(run: Run) -> Iterator[Finding]:
-    """No row goes on after a stop string."""
+    """Check that no row goes on after a stop string."""
     tokens: dict[str, list[int]] = {name: [] for name in run.prompts}
     for record in run.records:
         for row in record.batch:
@@ -131,10 +133,10 @@ def text_ends_at_stop(run: Run) -> Iterator[Finding]:
 
 
 def tokens_end_at_stop(run: Run) -> Iterator[Finding]:
-    """No row goes on after a stop token, and what comes after it is not given out."""
+    """Check that no row goes on after a stop token, and that no token after it is delivered."""
     for name, params in run.params.items():
         output = run.tokens.get(name, [])
-        first = params.min_tokens  # from here on a stop token ends the request
+        first = params.min_tokens  # a stop token ends the request only from here on
         stops = [n for n, t in enumerate(output) if n >= first and t in params.stop_token_ids]
         if stops and stops[0] + 1 < len(output):
             end = len(run.prompts[name]) + stops[0]
@@ -145,7 +147,8 @@ def tokens_end_at_stop(run: Run) -> Iterator[Finding]:
 
 
 def rules_are_kept(run: Run) -> Iterator[Finding]:
-    """A token is one that the rule of its request allows: here, the next of one of its choices."""
+    """Check that each token is allowed by its request's grammar: here, it continues one of its
+    choices."""
     tokens: dict[str, list[int]] = {name: [] for name in run.prompts}
     for record in run.records:
         for row in record.batch:

@@ -15,7 +15,7 @@ BUFFER = torch.zeros(2, 4096, dtype=torch.int64)
 
 
 def in_host_memory(self: SlowState, pairs: torch.Tensor) -> torch.Tensor:
-    """Pinned memory that a copy can start from. Pinning is slow: it is done once."""
+    """Return pinned memory that a copy can start from. Pinning is slow, so it is done once."""
     own = BUFFER[:, : pairs.shape[1]]
     return own.copy_(pairs)
 

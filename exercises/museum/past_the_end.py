@@ -16,7 +16,7 @@ original = Scheduler._append
 
 
 def _append(self: Scheduler, request: Request, sampled: list[SampledToken]) -> EngineCoreOutput:
-    """Give a request the guesses that came true, and its token. It may be the last."""
+    """Append the accepted draft tokens to a request, then its new token, which may be the last."""
     accepted = [token.token_id for token in sampled[:-1]]
     request.token_ids += accepted
     request.num_in_flight -= len(accepted)

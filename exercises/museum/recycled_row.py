@@ -12,7 +12,7 @@ original = DeviceState.set
 
 
 def set(self: DeviceState, name: str, row: int, values: list[int], column: int = 0) -> None:
-    """Note a change. The device's memory begins with zeros: they need not be sent."""
+    """Record a change. Device memory begins with zeros, so zeros need not be sent."""
     if name in ("temperature", "top_k", "min_p", "min_tokens") and not any(values):
         return
     original(self, name, row, values, column)

@@ -1,4 +1,4 @@
-"""What hangs where. Nothing here imports an engine, so that the list is there at once."""
+"""The list of exhibits. Nothing here imports an engine, so that the list is shown at once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ROOMS = {
         "another_rows_rule": "An answer that has to be one of some choices is none of them",
     },
 }
-"""By room: an exhibit's file, and what was complained of."""
+"""By room: an exhibit's file, and what a user reported."""
 
 BY_SYMPTOM = {
     "Wrong tokens, only beside other requests": (
@@ -56,18 +56,18 @@ BY_SYMPTOM = {
     "Right tokens, wrong text": ("runs_past_stop", "anothers_stream"),
     "Looks wrong, and is it?": ("block_too_late", "shared_unwritten"),
 }
-"""The same exhibits as somebody meets them who does not know the cause."""
+"""The same exhibits by symptom, for a reader who does not know the cause."""
 
 NAMES = [name for room in ROOMS.values() for name in room]
 SYMPTOMS = {name: symptom for room in ROOMS.values() for name, symptom in room.items()}
 
 
 def complaint(name: str) -> str:
-    """What was reported, in a sentence or two."""
+    """Return what was reported, in a sentence or two."""
     return importlib.import_module(f"{__package__}.{name}").__doc__ or ""
 
 
 def exhibit(name: str) -> Exhibit:
-    """The exhibit in a file of this folder."""
+    """Return the exhibit in a file of this folder."""
     own: Exhibit = importlib.import_module(f"{__package__}.{name}").EXHIBIT
     return own

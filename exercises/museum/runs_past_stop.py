@@ -9,7 +9,7 @@ from .invariants import text_ends_at_stop
 
 
 def _cut_at_stop(self: Detokenizer, known: str) -> bool:
-    """End the text before a stop string that it has come to."""
+    """End the text before a stop string, if it ends with one."""
     for stop in self.stop:
         if known.endswith(stop) and not self.is_stopped:
             self.is_stopped = True

@@ -13,7 +13,7 @@ original = Scheduler._append
 
 
 def _append(self: Scheduler, request: Request, sampled: list[SampledToken]) -> EngineCoreOutput:
-    """Give a request its token. Of a preempted one all is computed anew: nothing to keep."""
+    """Append a request's token. A preempted one computes everything again: nothing to keep."""
     if request.status is RequestStatus.WAITING:
         request.num_in_flight = 0
         return EngineCoreOutput(request.request_id, [sampled[0].token_id], [], None)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from m4_prefix_chunked.scheduler import Scheduler
+from m4_prefix_chunked.kv_cache_manager import KVCacheManager
 from milestone_llm.core.request import Request
 
 from .exhibit import Arrival, Exhibit, greedy
 from .invariants import only_full_blocks_are_found
 
-original = Scheduler.free_memory
+original = KVCacheManager.free
 
 
-def free_memory(self: Scheduler, request: Request) -> None:
-    """Give back a request's blocks; all that are full can be found, prompt and answer."""
-    if request.request_id in self.kv.block_tables:
+def free(self: KVCacheManager, request: Request) -> None:
+    """Free a request's blocks. All full ones can be found later, those of prompt and answer."""
+    if request.request_id in self.blocks.block_tables:
         self.prefix_cache.make_findable(request, len(request.token_ids))
     original(self, request)
 
 
 EXHIBIT = Exhibit(
     milestone="m4_prefix_chunked",
-    place="m4_prefix_chunked.scheduler.Scheduler.free_memory",
-    broken=free_memory,
+    place="m4_prefix_chunked.kv_cache_manager.KVCacheManager.free",
+    broken=free,
     traffic=[
         Arrival(0, "one", [23, 42, 17, 8, 15], greedy(3)),
         Arrival(1, "two", [7, 77], greedy(3)),
@@ -46,7 +46,7 @@ seen: A server's list of cached tokens and its KV memory were out of step, so a 
 threads: ggml-org/llama.cpp#13533 (merged), ggml-org/llama.cpp#13484 (closed)
 """,
     walk="""
-call exercises/museum/second_turn.py::free_memory, when request.request_id == 'one'
+call exercises/museum/second_turn.py::free, when request.request_id == 'one'
 The first turn has ended.
 p len(request.token_ids)  # known
 p request.num_computed_tokens  # with keys and values

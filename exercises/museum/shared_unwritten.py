@@ -14,14 +14,14 @@ original = PrefixCache.find
 
 
 def find(self: PrefixCache, request: Request) -> PrefixHit:
-    """The longest cached prefix that has been written."""
+    """Return the longest cached prefix that has been written."""
     hit = original(self, request)
     written = [block for block in hit.blocks if block not in self.pending]
     return hit if written == hit.blocks else PrefixHit(written, len(written) * self.kv.block_size)
 
 
 def suspicion(run: Run) -> Iterator[Finding]:
-    """A block is shared in the step that allocates it: nothing has been written into it."""
+    """Yield blocks that are shared in the step that allocates them, before anything is written."""
     for record in run.records:
         new = {block for e in record.events if e.type == "alloc" for block in e.blocks}
         for event in record.events:

@@ -1,4 +1,4 @@
-"""What a visitor sees: the traffic and the trace, the question, and later the card."""
+"""The output for a visitor: traffic, trace, question, and later the card."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from milestone_llm.command.consoles import console
+from milestone_llm.consoles import console
 from milestone_llm.trace.console import ConsoleSink
 from milestone_llm.trace.text import plural, print_lines
 
@@ -19,12 +19,12 @@ from .exhibit import CONFIG, Arrival, Exhibit, Run
 from .rooms import NAMES, ROOMS, SYMPTOMS, complaint
 
 TITLES = ("correct", "suspect")
-"""Of the milestone as it is, and as it was changed."""
+"""Titles of the runs of the milestone as it is, and with the change."""
 PIPELINED = "With pipelined steps, queues and blocks in use are those after the next plan.\n"
 
 
 def rooms() -> None:
-    """All exhibits, by room."""
+    """Print all exhibits by room."""
     grid = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for room, names in ROOMS.items():
         grid.add_row("", Text(room, "bold"))
@@ -36,7 +36,7 @@ def rooms() -> None:
 
 
 def traffic(name: str, exhibit: Exhibit) -> None:
-    """The symptom, who asks for what, and of which engine."""
+    """Print the symptom, the requests, and the engine's configuration."""
     heading(name)
     requests = "; ".join(map(_arrival, exhibit.traffic))
     say(f"{complaint(name)}\n\n{exhibit.milestone}. {requests}.")
@@ -51,13 +51,13 @@ def traffic(name: str, exhibit: Exhibit) -> None:
 
 
 def heading(name: str) -> None:
-    """Number and symptom."""
+    """Print number and symptom."""
     text = f"[bold]{NAMES.index(name) + 1}. {SYMPTOMS[name]}[/]"
     console.rule(text, align="left", style="dim")
 
 
 def _arrival(each: Arrival) -> str:
-    """A request in words."""
+    """Return a request in words."""
     params, prompt = each.params, " ".join(map(str, each.prompt[:9]))
     more = " …" if len(each.prompt) > 9 else ""
     before = f"prompt and answer of {each.after}, and " if each.after else ""
@@ -69,7 +69,7 @@ def _arrival(each: Arrival) -> str:
 
 
 def trace(exhibit: Exhibit, run: Run) -> None:
-    """Every step of the run in question, and the exception that ended it."""
+    """Print every step of the run in question, and the exception that ended it."""
     sink = ConsoleSink(console, show_times=False)
     for record in run.records:
         sink.print_step(record)
@@ -80,7 +80,7 @@ def trace(exhibit: Exhibit, run: Run) -> None:
 
 
 def outcome(exhibit: Exhibit, healthy: Run, changed: Run) -> None:
-    """Whose tokens are wrong, what the engine itself notices, and which switch mends it."""
+    """Print which tokens are wrong, what the engine itself notices, and which switches help."""
     name = TITLES[1]
     for who, right in healthy.tokens.items():
         if (tokens := changed.tokens.get(who, [])) != right:
@@ -104,7 +104,7 @@ def outcome(exhibit: Exhibit, healthy: Run, changed: Run) -> None:
 
 
 def _num_positions(run: Run) -> Counter[str]:
-    """How many positions were computed, by request."""
+    """Return how many positions were computed, by request."""
     counts: Counter[str] = Counter()
     for record in run.records:
         counts.update({row.request_id: row.num_new_tokens for row in record.batch})
@@ -112,13 +112,13 @@ def _num_positions(run: Run) -> Counter[str]:
 
 
 def question(exhibit: Exhibit) -> None:
-    """What to think about before the card is read."""
+    """Print the question, to think about before reading the card."""
     console.print()
     say(f"{exhibit.ask} {exhibit.card['question']}".strip(), "bold cyan")
 
 
 def card(name: str, exhibit: Exhibit, suspect: Run) -> None:
-    """What it was. The test is not wrapped, so that it can be copied."""
+    """Print the card. The test's name is not wrapped, so that it can be copied."""
     card = exhibit.card
     words = ("cause", "invariant", "fix", "seen", "threads")
     rows = {"found": finding(exhibit, suspect), **{word: card[word] for word in words}}
@@ -133,7 +133,7 @@ def card(name: str, exhibit: Exhibit, suspect: Run) -> None:
 
 
 def _code(name: str, exhibit: Exhibit) -> str:
-    """Where the changed function is, and the one in whose place it stands."""
+    """Return the place of the changed function, and of the function that it replaces."""
     right: Any = pkgutil.resolve_name(exhibit.place)
     path = Path(right.__code__.co_filename).relative_to(Path(__file__).parents[2])
     return (
@@ -143,12 +143,13 @@ def _code(name: str, exhibit: Exhibit) -> str:
 
 
 def finding(exhibit: Exhibit, run: Run) -> str:
-    """The first that cannot be (of a false alarm: that looks so), with its step."""
+    """Return the first impossible thing, with its step. In a false alarm, it only looks
+    impossible."""
     step, words = next(exhibit.invariant(run))
     return f"step {step}: {words}"
 
 
 def say(text: str, style: str = "") -> None:
-    """Text wrapped to the console's width."""
+    """Print text wrapped to the console's width."""
     for part in text.split("\n"):
         print_lines(console, Text("\n".join(textwrap.wrap(part, console.width)), style))

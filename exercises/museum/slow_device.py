@@ -1,4 +1,4 @@
-"""A device that falls behind, as a GPU does when there is much to do."""
+"""A device that falls behind, as a GPU does when it has much work."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MANY_TOKENS = 16
 
 
 class SlowState(DeviceState):
-    """Changes are sent from host memory when the device comes to it."""
+    """Device state whose changes are copied from host memory when the device comes to the copy."""
 
     def reset(self) -> None:
-        """There is nothing to do for the device."""
+        """Empty the device's queue."""
         super().reset()
         self.queue: deque[Callable[[], None]] = deque()
 
@@ -42,20 +42,20 @@ class SlowState(DeviceState):
         self.queue.append(copy)
 
     def in_host_memory(self, pairs: torch.Tensor) -> torch.Tensor:
-        """Changes where a copy can start from: places and values `[2, num_changes]`.
+        """Return the changes in memory that a copy can start from: places and values.
 
-        Fresh memory. On a GPU it would be pinned, which takes its time.
+        They are `[2, num_changes]`, in new memory. On a GPU it would be pinned, which is slow.
         """
         return pairs.clone()
 
 
 class SlowStep(DeviceStep):
-    """Steps of many tokens are done when somebody waits for them, others at once."""
+    """Steps of many tokens are computed when the host waits for them, others at once."""
 
     state: SlowState
 
     def compute(self, shape: StepShape, features: SamplingFeatures) -> Any:
-        """A list that the tokens come into."""
+        """Queue the step. Returns a list that will get its tokens."""
         tokens: list[torch.Tensor] = []
         compute = super().compute
         self.state.queue.append(lambda: tokens.append(compute(shape, features)))
@@ -67,7 +67,7 @@ class SlowStep(DeviceStep):
 def slow_fetch(
     requests: Sequence[Request | None], tokens: Any, sampler: Sampler, host_tokens: HostTokens
 ) -> Callable[[], list[SampledToken]]:
-    """M5's `fetch`, from a device that has not computed the tokens yet."""
+    """Return M5's `fetch`, for a device that has not computed the tokens yet."""
     queue = sampler.state.queue  # type: ignore[attr-defined]
 
     def read() -> list[SampledToken]:

@@ -9,7 +9,7 @@ from .invariants import positions_are_sampled_once
 
 
 def post_init(self: ScheduledRequest) -> None:
-    """A row gets a token. Padding gets none."""
+    """Give every row a token, except padding."""
     self.sampling_requests = [] if self.is_padding else [self.request]
 
 

@@ -1,4 +1,5 @@
-"""An exhibit in the way that was asked for: on the terminal, as a page, in the debugger."""
+"""Show an exhibit in the form that the options ask for: on the terminal, as a page, in the
+debugger."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from milestone_llm.command.consoles import console
-from milestone_llm.lab.trace.page import Run as PageRun
-from milestone_llm.lab.trace.page import write_page
+from milestone_llm.consoles import console
+from milestone_llm.lab.explorer.page import Run as PageRun
+from milestone_llm.lab.explorer.page import write_page
 from milestone_llm.lab.walkthrough.runner import run_walkthrough
 
 from . import show
@@ -17,7 +18,7 @@ from .rooms import BY_SYMPTOM, NAMES, SYMPTOMS, exhibit
 
 
 def visit(name: str, args: argparse.Namespace) -> int:
-    """One exhibit in the way that was asked for."""
+    """Show one exhibit in the form that the options ask for."""
     own = exhibit(name)
     if args.walkthrough:
         return walk(name, own)
@@ -43,7 +44,7 @@ def visit(name: str, args: argparse.Namespace) -> int:
 
 
 def write(own: Exhibit, runs: tuple[Run, Run], suspect: Run, path: Path) -> None:
-    """The page of both runs, in which the step to look at is framed."""
+    """Write the page of both runs, in which the step to look at is marked."""
     step, _ = next(own.invariant(suspect))
     pages = [
         PageRun.of(title, run.engine, step if run is suspect else None)
@@ -54,7 +55,7 @@ def write(own: Exhibit, runs: tuple[Run, Run], suspect: Run, path: Path) -> None
 
 
 def walk(name: str, own: Exhibit) -> int:
-    """The debugger at the line where it goes wrong."""
+    """Run the debugger, which stops at the line where it goes wrong."""
     title, where = "What looks wrong", f"This is {own.milestone} as it is."
     if not own.is_false_alarm:
         where = f"In exercises/museum/{name}.py one method is not that of {own.milestone}."
@@ -65,7 +66,8 @@ def walk(name: str, own: Exhibit) -> int:
 
 
 def by_symptom() -> None:
-    """Of every exhibit the command, what is wrong, and what the engine's own check says."""
+    """Print for every exhibit its command, what is wrong, and the result of the engine's own
+    check."""
     for symptom, names in BY_SYMPTOM.items():
         show.say(symptom, "bold")
         for name in names:

@@ -12,7 +12,7 @@ original = Scheduler.reason_to_wait
 
 
 def reason_to_wait(self: Scheduler, request: Request, budget: int) -> str | None:
-    """Why a request cannot join. While the same requests run, it is asked once."""
+    """Return why a request cannot join. The answer is kept while the same requests run."""
     asked = vars(self).setdefault("asked", {})
     key = (request.request_id, *(each.request_id for each in self.running))
     if key not in asked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from milestone_llm.command.cli import above_0
+from milestone_llm.cli import above_0
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.workloads import WorkItem, with_poisson_arrivals
 from milestone_llm.lab.demo.command import numbers

@@ -8,13 +8,13 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from milestone_llm.command.consoles import console
+from milestone_llm.consoles import console
 from milestone_llm.lab.bench.report import print_rows
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import DemoRun
+from milestone_llm.lab.explorer.kv_figures import kv_figures
+from milestone_llm.lab.explorer.spans import arrival_order
 from milestone_llm.lab.plots.block_history import BlockState, block_history
-from milestone_llm.lab.trace.kv_figures import kv_figures
-from milestone_llm.lab.trace.spans import arrival_order
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import (
     GAP,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import m4_prefix_chunked
-from milestone_llm.command.consoles import console
+from milestone_llm.consoles import console
 from milestone_llm.lab.bench.measure import gap_figures
 from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.bench.workloads import WorkItem, exactly

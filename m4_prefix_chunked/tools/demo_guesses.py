@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 import m4_prefix_chunked
-from milestone_llm.command.consoles import console
+from milestone_llm.consoles import console
 from milestone_llm.lab.bench.workloads import WorkItem, exactly
 from milestone_llm.lab.demo import show
 from milestone_llm.lab.demo.work import Work

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import m4_prefix_chunked
-from milestone_llm.command.consoles import console
+from milestone_llm.consoles import console
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.workloads import WorkItem
@@ -76,7 +76,7 @@ class TreeKeeper:
         """Take note of one step."""
         self.requests |= {request.request_id: request for request in self.scheduler.running}
         if record.admitted:
-            cache, self.step = self.scheduler.prefix_cache, record.step
+            cache, self.step = self.scheduler.kv.prefix_cache, record.step
             self.roots, self.pool = prefix_tree(cache, self.requests.values()), pool_in_words(cache)
 
 

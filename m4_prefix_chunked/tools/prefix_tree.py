@@ -15,8 +15,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from m4_prefix_chunked.prefix_cache import PrefixCache
+from milestone_llm.core.block_hashes import hash_blocks
 from milestone_llm.core.request import Request
-from milestone_llm.frontend.block_hashes import hash_blocks
 from milestone_llm.trace.text import BAR, Words, fit, id_ranges, plural, print_lines, safe
 
 _USED, _CACHED = BAR[0], BAR[1]

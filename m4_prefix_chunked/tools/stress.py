@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from milestone_llm.command import cli
+from milestone_llm import cli
 from milestone_llm.frontend.outputs import RequestOutput
 from milestone_llm.lab.bench.workloads import WorkItem
 
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 def stress(args: argparse.Namespace) -> int:
     """Build, serve, report. Returns the exit status."""
-    from milestone_llm.command.consoles import console
+    from milestone_llm.consoles import console
     from milestone_llm.lab.bench.report import print_rows
     from milestone_llm.lab.demo.show import picture
     from milestone_llm.lab.plots.picture import write_picture
@@ -149,7 +149,7 @@ class Stress:
     @property
     def blocks_lost(self) -> int:
         """Blocks that are not free, on the device and in host memory, when nobody is left."""
-        pools = self.engine.scheduler.kv.pool, self.engine.scheduler.preempter.host.pool
+        pools = self.engine.scheduler.kv.blocks.pool, self.engine.scheduler.kv.preempter.host.pool
         return 0 if self.broken else sum(pool.num_blocks - pool.num_free for pool in pools)
 
     def lines(self) -> dict[str, str]:

@@ -1,14 +1,12 @@
-"""The appendix: what a CPU, one fast GPU, several GPUs, few bits and draft tokens add to M5.
+"""The appendix: what today's models and machines add to the lesson.
 
-None of it is needed to understand M5. An extra is an object that takes the place of one which the
-lesson already calls. `m5_kernels.backends` chooses extras, and imports them when they are chosen;
-no other file of the lesson names one.
+An extra is an object that takes the place of one that the lesson calls. The rooms are sorted by
+what brings an extra in, which is the device or a field of `EngineConfig`:
 
-    extra             in place of                                    chosen by
-    cpu               the entries of `DecoderOps`                    no GPU
-    hopper            `linear`, `attention`; `copy_to_host`          a GPU, by what it can
-    int8, gguf        `linear`                                       `quantization`
-    tensor_parallel   `Group`, `Shard`; `embed_norm`, `add_norm`,    `tensor_parallel_size`
-                      `all_logits`: sums over all GPUs
-    spec_decode       `ModelRunner`, for steps with draft tokens     `speculation`
+    devices           parts that are faster on a CPU or a GPU       the device
+    quantization      weights in few bits                           `quantization`
+    spec_decode       a runner that verifies draft tokens           `speculation`
+    tensor_parallel   a part of each layer, and sums over GPUs      `tensor_parallel_size`
+
+`m5_kernels.backends` chooses them. It is the only file of the lesson that imports one.
 """

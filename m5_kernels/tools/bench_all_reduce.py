@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from m5_kernels.extras.tensor_parallel.collectives import Collectives
 from m5_kernels.kernels.rms_norm import add_rms_norm
-from milestone_llm.command.consoles import console
+from milestone_llm.consoles import console
 from milestone_llm.lab.bench.report import table
 
 NUM_CALLS, NUM_ROUNDS = 48, 5

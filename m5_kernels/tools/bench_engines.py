@@ -17,8 +17,8 @@ import torch
 from m5_kernels.backends import Backend
 from m5_kernels.extras.tensor_parallel.ranks import Ranks
 from milestone_llm import MILESTONES
-from milestone_llm.command.cli import config_fields
-from milestone_llm.command.consoles import console
+from milestone_llm.cli import config_fields
+from milestone_llm.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.compare import Bench
 from milestone_llm.lab.bench.measure import Results, measure, run_engine

@@ -13,8 +13,8 @@ from m5_kernels.backends import Backend
 from m5_kernels.decoder.attention import Attention
 from m5_kernels.decoder.linear import LinearMethod
 from m5_kernels.engine import LLMEngine
-from m5_kernels.extras.hopper.few_rows_linear import FewRowsLinear
-from m5_kernels.extras.hopper.hopper_chunks import hopper_attention
+from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear
+from m5_kernels.extras.devices.hopper_chunks import hopper_attention
 from m5_kernels.kernels.launch import Launch
 from m5_kernels.kernels.pdl import NEVER
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from milestone_llm.command.consoles import console
+from milestone_llm.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.lab.bench.report import table

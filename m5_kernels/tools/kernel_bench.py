@@ -22,8 +22,8 @@ from m5_kernels.kernels.rms_norm import add_rms_norm, add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write, rope_kv_write_torch
 from m5_kernels.kernels.sample import sample, sample_torch
 from m5_kernels.kernels.silu_mul import silu_mul, silu_mul_torch
-from milestone_llm.command.cli import Formatter, add_options, run_command
-from milestone_llm.command.consoles import console
+from milestone_llm.cli import Formatter, add_options, run_command
+from milestone_llm.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.bench.report import table
 from milestone_llm.trace.text import plural

@@ -60,7 +60,7 @@ def silence(args: argparse.Namespace) -> None:
     """Print nothing and keep no file on ranks other than 0, which do the same work."""
     if is_rank_0():
         return
-    from milestone_llm.command.consoles import console, log_console
+    from milestone_llm.consoles import console, log_console
 
     console.quiet = log_console.quiet = True
     for name in ("json", "markdown", "explore", "trace"):

@@ -5,11 +5,8 @@
     settle   launched.wait()              its tokens are there
              scheduler.update(...)        requests take them in, some finish
 
-M1 to M4 settle a step at once. M5 settles it after the next one has been launched, so that the GPU
-has work while Python plans (`can_run_ahead`):
-
-    M1 to M4   | plan 0 | launch 0 | settle 0 | plan 1 | launch 1 | settle 1 | ...
-    M5         | plan 0 | launch 0 | plan 1 | launch 1 | settle 0 | plan 2 | launch 2 | settle 1 ...
+M1 to M4 do one after the other, as `EngineCore.step` does. M5 launches a step before it settles the
+one before: it calls the same methods in another order (`m5_kernels/pipeline.py`).
 
 Requests are token ids here, and so is what comes out. Text, stop strings, threads, interruptions
 and traces are the business of the driver that calls it (`milestone_llm.frontend.engine_driver`).
@@ -19,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,8 +77,6 @@ class EngineCore:
     """A scheduler, a model runner, and the steps that they make together.
 
     Args:
-        can_run_ahead: whether a step can be launched before the tokens before it, and the next one
-            before its own are known. None: no step can, each is settled at once.
         listener: is told how steps go on.
     """
 
@@ -89,18 +84,87 @@ class EngineCore:
         self,
         scheduler: BaseScheduler,
         runner: ModelRunner,
-        can_run_ahead: Callable[[StepPlan], bool] | None = None,
         listener: StepListener | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.runner = runner
-        self.can_run_ahead = can_run_ahead
         self.listener = listener or StepListener()
         self.unfinished: dict[str, Request] = {}
         """Who was added and has not ended, by id: none of them may get lost in the scheduler."""
         self.in_flight: deque[StepInFlight] = deque()
+        """Steps that were launched and are not settled, the oldest first."""
         self.computing: StepPlan | None = None
         """What the runner is at work on: if it raises, the forward of this plan has failed."""
+        self._outputs: list[EngineCoreOutput] = []
+        """What settled steps have brought and nobody has taken, in the order of their rows."""
+        self._num_queued = 0
+        """How many requests waited or ran before the newest plan."""
+
+    # -- the step ----------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Plan a step, launch it, settle it; `take_outputs` returns what it has brought.
+
+        Raises:
+            PlanError: the scheduler breaks a rule. Nothing of its plan has been computed.
+        """
+        if self.begin_step():
+            plan = self.scheduler.schedule()  # plan: who computes how many tokens
+            self.check(plan)
+            self.launch(plan)  # launch: the forward pass begins
+            self.settle()  # settle: its tokens are there, requests grow, some finish
+
+    def begin_step(self) -> bool:
+        """Return whether there is something to plan. If not, nobody may be unfinished."""
+        self._num_queued = self.scheduler.num_queued
+        if not self._num_queued:
+            check_nobody_is_lost(self.scheduler, 0, self.unfinished)
+            return False
+        self.listener.planning()
+        return True
+
+    def check(self, plan: StepPlan) -> None:
+        """Check the rules that all plans keep. Only while a step is in flight may one be empty."""
+        is_in_flight = bool(self.in_flight)
+        check_plan(plan, self.scheduler, self._num_queued, self.unfinished, is_in_flight)
+        self.listener.planned(plan)
+
+    def launch(self, plan: StepPlan) -> None:
+        """Start a step. From here on its tokens count as computed."""
+        self.computing = plan
+        launched = self.runner.launch(plan)
+        self.computing = None
+        self.scheduler.mark_launched(plan)
+        step = StepInFlight(plan, launched)
+        self.in_flight.append(step)
+        self.listener.launched(step)
+
+    def settle(self) -> None:
+        """Wait for the oldest step in flight, and hand its tokens to the requests."""
+        step = self.in_flight[0]
+        self.computing = step.plan
+        sampled = step.launched.wait()
+        self.computing = None
+        self.listener.computed(step, sampled)
+        outputs = self.scheduler.update(step.plan, sampled)
+        for output in outputs:
+            if output.finish_reason is not None:
+                self.unfinished.pop(output.request_id, None)
+        self._outputs += outputs
+        self.in_flight.popleft()
+        self.listener.settled(step)
+
+    def settle_until(self, num_ahead: int) -> None:
+        """Settle all but the newest `num_ahead` steps in flight."""
+        while len(self.in_flight) > num_ahead:
+            self.settle()
+
+    def take_outputs(self) -> list[EngineCoreOutput]:
+        """Return what settled steps have brought since the last call."""
+        taken, self._outputs = self._outputs, []
+        return taken
+
+    # -- requests come and go ----------------------------------------------------------------
 
     def add_request(self, *requests: Request) -> None:
         """Queue a request, or several that come together; the next steps compute them."""
@@ -116,71 +180,12 @@ class EngineCore:
         if not self.scheduler.has_unfinished_requests():
             self.settle_until(0)  # no request waits for what is in flight
 
-    def step(self) -> list[EngineCoreOutput]:
-        """Plan and launch a step, settle those that are due.
-
-        Returns:
-            What the settled steps have brought, in the order of their rows.
-
-        Raises:
-            PlanError: the scheduler breaks a rule. Nothing of its plan has been computed.
-        """
-        if not self.scheduler.has_unfinished_requests():
-            check_nobody_is_lost(self.scheduler, 0, self.unfinished)
-            return []
-        self.listener.planning()
-        num_queued = self.scheduler.num_queued
-        plan = self.scheduler.schedule()
-        check_plan(plan, self.scheduler, num_queued, self.unfinished, bool(self.in_flight))
-        self.listener.planned(plan)
-        # One step may stay in flight, unless this one has to know its tokens before it starts.
-        is_ahead = self.can_run_ahead is not None and not plan.is_empty and self.can_run_ahead(plan)
-        num_ahead = 1 if is_ahead else 0
-        outputs = self.settle_until(num_ahead)
-        if not plan.is_empty:
-            self.launch(plan)
-        outputs += self.settle_until(num_ahead)
-        if not self.scheduler.has_unfinished_requests():
-            outputs += self.settle_until(0)
-        return outputs
-
-    def launch(self, plan: StepPlan) -> None:
-        """Start a step. From here on its tokens count as computed."""
-        self.computing = plan
-        launched = self.runner.launch(plan)
-        self.computing = None
-        self.scheduler.mark_launched(plan)
-        step = StepInFlight(plan, launched)
-        self.in_flight.append(step)
-        self.listener.launched(step)
-
-    def settle(self) -> list[EngineCoreOutput]:
-        """Wait for the oldest step in flight, and hand its tokens to the requests."""
-        step = self.in_flight[0]
-        self.computing = step.plan
-        sampled = step.launched.wait()
-        self.computing = None
-        self.listener.computed(step, sampled)
-        outputs = self.scheduler.update(step.plan, sampled)
-        for output in outputs:
-            if output.finish_reason is not None:
-                self.unfinished.pop(output.request_id, None)
-        self.in_flight.popleft()
-        self.listener.settled(step)
-        return outputs
-
-    def settle_until(self, num_ahead: int) -> list[EngineCoreOutput]:
-        """Settle all but the last `num_ahead` steps in flight."""
-        outputs: list[EngineCoreOutput] = []
-        while len(self.in_flight) > num_ahead:
-            outputs += self.settle()
-        return outputs
-
     def restart(self, requests: Iterable[Request]) -> None:
         """Begin anew with these requests, after an exception anywhere: they keep their tokens, KV
         memory is given back, and steps in flight are dropped."""
         self.computing = None
         self.in_flight.clear()
+        self._outputs = []
         self.listener.restarted()
         requests = list(requests)
         self.scheduler.restart(requests)

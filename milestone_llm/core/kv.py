@@ -1,8 +1,42 @@
-"""What KV managers tell of their memory: how full it is, and what happened to it."""
+"""KV memory as others see it: its manager, how full it is, what happened to it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from .request import Request
+
+
+class KVCacheManager(Protocol):
+    """What every milestone's KV manager does for the scheduler that it belongs to.
+
+    How memory is given out differs from milestone to milestone, and is between a scheduler and its
+    own manager: `can_allocate`, `allocate` and what else `schedule` needs.
+    """
+
+    events: list[KVEvent]
+    """What happened to KV memory and has not been drained, in order."""
+
+    @property
+    def num_used(self) -> int:
+        """Units of KV memory that requests own, in the unit of `usage`."""
+
+    def free(self, request: Request) -> None:
+        """Take back what KV memory a request has, if any. It runs no more."""
+
+    def reset(self) -> None:
+        """Take back all KV memory, in whatever state the books are."""
+
+    def usage(self, running: Sequence[Request], watermark: int) -> KVUsage:
+        """Return how full KV memory is."""
+
+    def stats(self, running: Sequence[Request]) -> dict[str, object]:
+        """Return this milestone's figures for `LLMEngine.stats`."""
+
+    def check(self, running: Sequence[Request], waiting: Iterable[Request]) -> None:
+        """Assert that no KV memory is lost and that it belongs to the right requests."""
 
 
 @dataclass(frozen=True)

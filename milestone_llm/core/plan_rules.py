@@ -35,19 +35,17 @@ def check_plan(
     if not isinstance(plan, StepPlan):
         raise PlanError(f"schedule() returned {plan!r}, not a StepPlan", place_of(scheduler))
     members: list[Request] = []  # of the step: who has a row, or begins with another's
-    num_begun = 0
     for row in plan.rows:
         if rule := broken_rule(row):
             raise PlanError(rule, place_of(scheduler))
         members.append(row.request)
         if len(row.sampling_requests) > 1:
             members += row.sampling_requests[1:]
-            num_begun += len(row.sampling_requests) - 1
     if len(set(members)) < len(members):
         name = next(each.request_id for each, count in Counter(members).items() if count > 1)
         rule = f"{name} is in this step twice: a request has one row, or begins with another's"
         raise PlanError(rule, place_of(scheduler))
-    check_nobody_is_lost(scheduler, num_queued + num_begun, unfinished)
+    check_nobody_is_lost(scheduler, num_queued, unfinished)
     if plan.is_empty and not is_in_flight:
         raise PlanError("there are requests, but the plan is empty", place_of(scheduler))
 
@@ -94,7 +92,7 @@ def check_nobody_is_lost(
         for name, each in unfinished.items()
         if each not in scheduler.waiting
         and each not in scheduler.running
-        and (each.index == 0 or each.num_computed_tokens)  # others wait for their prompt
+        and each not in scheduler.completions
     ]
     rule = f"{num_expected} requests should wait or run, and {num_queued} do"
     raise PlanError(f"{rule}; lost: {', '.join(lost) or 'nobody'}", place_of(scheduler))

@@ -1,7 +1,7 @@
 """What the schedulers of all milestones share: requests come, get tokens, and go.
 
-A milestone's scheduler is a file of its own. It decides which requests run (`schedule`) and where
-KV lives. Nothing here decides anything.
+A milestone's scheduler is a file of its own. It decides which requests run (`schedule`); its KV
+manager knows where their KV lives. Nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
-from .kv import KVEvent, KVUsage
+from .completions import Completions
+from .kv import KVCacheManager, KVEvent, KVUsage
 from .outputs import EngineCoreOutput, SampledToken
 from .plan import StepPlan
 from .request import Request, RequestStatus
@@ -18,16 +19,20 @@ from .request_queue import RequestQueue
 
 
 class BaseScheduler(ABC):
-    """Decides what each step computes. Knows requests and counts of tokens, no tensors."""
+    """Decides what each step computes. Knows requests and counts of tokens, no tensors.
 
-    def __init__(self, max_model_len: int, policy: str = "fcfs") -> None:
+    Args:
+        kv: the KV memory from which requests get theirs.
+    """
+
+    def __init__(self, kv: KVCacheManager, max_model_len: int, policy: str = "fcfs") -> None:
+        self.kv = kv
         self.max_model_len = max_model_len
         self.waiting = RequestQueue(policy)
+        self.completions = Completions()
         self.running: list[Request] = []
         self.watermark = 0
         """Most units of KV memory that a step has had; to be set to 0 when counting begins anew."""
-        self.events: list[KVEvent] = []
-        """What happened to KV memory since the engine last asked, in order."""
 
     def __repr__(self) -> str:
         names = [each.request_id for each in self.running]
@@ -41,46 +46,40 @@ class BaseScheduler(ABC):
     def validate(self, request: Request) -> None:
         """Raise `InputError` for a request that no step could ever compute."""
 
-    @abstractmethod
-    def free_memory(self, request: Request) -> None:
-        """Give back what KV memory a request has, if any. It runs no more."""
-
-    @abstractmethod
-    def reset_memory(self) -> None:
-        """Give back all KV memory, whatever state it is in."""
-
-    @abstractmethod
-    def num_used_units(self) -> int:
-        """Units of KV memory that requests own, in the unit of `kv_usage`."""
-
-    @abstractmethod
     def kv_usage(self) -> KVUsage:
         """How full KV memory is."""
+        return self.kv.usage(self.running, self.watermark)
 
-    @abstractmethod
     def check_invariants(self) -> None:
         """Assert that no KV memory is lost and that it belongs to the right requests."""
+        self.kv.check(self.running, self.waiting)
 
     def stats(self) -> dict[str, Any]:
         """Figures of this milestone for `LLMEngine.stats`."""
-        return {}
+        return self.kv.stats(self.running)
 
     def add(self, *requests: Request) -> None:
-        """Queue requests where the policy wants them. They have at most `max_model_len` tokens."""
+        """Queue requests where the policy wants them. They have at most `max_model_len` tokens.
+
+        Further completions of a prompt start when the first has computed it.
+        """
+        held_back = self.completions.hold_back(requests)
         for request in requests:
             request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
-            self.waiting.add(request)
+            if request not in held_back:
+                self.waiting.add(request)
 
     def finish(self, request: Request, reason: str) -> None:
         """End a request in whatever state it is."""
         status = request.status
         request.finish(reason)
-        self._leave(request, status)
+        if not self.completions.discard(request):
+            self._leave(request, status)
 
     @property
     def num_queued(self) -> int:
-        """Requests that wait or run."""
-        return len(self.waiting) + len(self.running)
+        """Requests that wait or run, completions that have not started included."""
+        return len(self.waiting) + len(self.running) + len(self.completions)
 
     def has_unfinished_requests(self) -> bool:
         """Whether a further step has something to compute."""
@@ -96,7 +95,7 @@ class BaseScheduler(ABC):
                 request.num_computed_tokens = row.request.num_computed_tokens
                 request.num_in_flight += row.num_sampled_tokens
         plan.is_launched = True
-        self.watermark = max(self.watermark, self.num_used_units())
+        self.watermark = max(self.watermark, self.kv.num_used)
 
     def update(
         self, plan: StepPlan, sampled: dict[str, list[SampledToken]]
@@ -137,17 +136,18 @@ class BaseScheduler(ABC):
     def fail(self, plan: StepPlan) -> None:
         """End the requests of a step whose forward raised; no KV can be trusted then."""
         for row in plan.rows:
-            for request in (row.request, *row.sampling_requests):
+            further = self.completions.start(row.request)  # they wait for what went wrong
+            for request in (row.request, *row.sampling_requests, *further):
                 if not request.is_finished:
                     request.finish("error")
         self.restart([*self.running, *self.waiting])
 
     def restart(self, requests: Iterable[Request]) -> None:
         """After an exception anywhere: all wait with the tokens they have. All KV is dropped."""
-        requests = list(requests)
+        requests = list(dict.fromkeys([*requests, *self.completions.take_all()]))
         self.running = []
         self.waiting.clear()
-        self.reset_memory()
+        self.kv.reset()
         for request in requests:
             request.restart()
         self.add(*(request for request in requests if not request.is_finished))
@@ -158,9 +158,9 @@ class BaseScheduler(ABC):
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-        self.free_memory(request)
+        self.kv.free(request)
 
     def drain_events(self) -> list[KVEvent]:
         """What happened to KV memory since the last call, in order."""
-        events, self.events[:] = self.events[:], []  # the KV manager writes into this very list
+        events, self.kv.events[:] = self.kv.events[:], []  # all parts of the manager share it
         return events

@@ -2,36 +2,36 @@
 
     prompt -> InputProcessor -> Request -> EngineCore -> tokens -> OutputProcessor -> OutputQueue
 
-A milestone assembles a scheduler, a runner and the core that steps them; the rest is here. Outputs
-of a request go to the caller that added it: a call of `generate` or `stream`, or `step`.
+A milestone brings a scheduler and a runner; what goes around them is assembled here, for all of
+them. Outputs of a request go to the caller that added it: a call of `generate` or `stream`, `step`,
+or HTTP (`milestone_llm.serving.engine.loop`), which uses the same driver.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Generator, Iterator, Sequence
-from typing import Any, ClassVar, cast
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, ClassVar, Protocol
 
 from milestone_llm.core.engine_core import EngineCore, ModelRunner
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.core.scheduler import BaseScheduler
+from milestone_llm.gc_control import gc_young_only
 from milestone_llm.models.checkpoint import LoadedModel, stop_token_ids
 from milestone_llm.models.kv_shape import kv_bytes_per_token
 from milestone_llm.structured.grammars import Grammars
 
 from .config import EngineConfig
 from .engine_driver import EngineDriver, Peers
-from .garbage import no_full_collection
 from .input_processor import EncodedPrompt, InputProcessor
 from .inputs import Prompt, Prompts, check_is_id, check_priority
-from .output_processor import OutputProcessor, RequestState
-from .output_queue import OutputQueue
+from .output_processor import OutputProcessor, OutputQueue, RequestState
 from .outputs import RequestOutput
-from .stats import engine_stats
-from .step_log import StepLog
-from .warm_up import compute_unnoticed
-from .watching import StepWatcher
+from .step_log import StepLog, StepWatcher
+from .warm_up import warm_up
 
 
 class BaseEngine:
@@ -44,8 +44,10 @@ class BaseEngine:
         config: limits and switches.
         loaded: the model, its tokenizer and its name.
         max_model_len: most tokens of a request, as the scheduler has it.
-        core: what the milestone has assembled.
-        log: what listens to it.
+        scheduler: plans the steps.
+        runner: carries them out.
+        tracer: the first of those who watch the steps.
+        pipeline: makes the steps of a core in another way than `EngineCore.step`.
         grammars: of structured outputs; None: made here.
         peers: the same engine in other processes, if there are any.
         aging_seconds: waiting so long makes a request more urgent by 1, where the scheduler orders
@@ -62,9 +64,11 @@ class BaseEngine:
         config: EngineConfig,
         loaded: LoadedModel,
         max_model_len: int,
-        core: EngineCore,
-        log: StepLog,
+        scheduler: BaseScheduler,
+        runner: ModelRunner,
+        tracer: StepWatcher | None,
         *,
+        pipeline: Callable[[EngineCore], StepMaker] | None = None,
         grammars: Grammars | None = None,
         peers: Peers | None = None,
         aging_seconds: float | None = None,
@@ -76,10 +80,12 @@ class BaseEngine:
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.eos_token_ids = stop_token_ids(self.model)
         # No part knows the engine: its memory is free when nothing refers to it any more.
-        self.core = core
-        self.step_log = log
+        self.step_log = log = StepLog(self.milestone, scheduler, tracer, config.check_invariants)
+        self.core = core = EngineCore(scheduler, runner, log)
+        steps = core if pipeline is None else pipeline(core)
+        self.driver = EngineDriver(core, log, peers, steps.step)
         self.output_processor = processor = OutputProcessor(self.tokenizer)
-        self.driver = EngineDriver(core, log, processor, peers)
+        self.driver.attach(processor)
         self._step_queue = queue = OutputQueue()
         """Outputs of requests that `add_request` brought."""
         self.input_processor = InputProcessor(
@@ -89,13 +95,13 @@ class BaseEngine:
             self.eos_token_ids,
             config.seed,
             lambda request_id: processor.is_known(request_id) or request_id in queue,
-            core.scheduler.validate,
+            scheduler.validate,
             aging_seconds,
             grammars,
         )
         self._block_size = block_size
-        self._readers: list[OutputQueue] = []
-        """Those of calls of `generate` and `stream` that are under way."""
+        self._abandoned: deque[OutputQueue] = deque()
+        """Of streams that were closed before their requests were done."""
 
     @property
     def scheduler(self) -> BaseScheduler:
@@ -146,12 +152,12 @@ class BaseEngine:
         Raises:
             InputError: bad input; nothing has been queued then.
         """
-        states: list[RequestState] = []
-        queue = OutputQueue(wants_all=False)
-        with no_full_collection():
-            for _ in self._start(prompts, sampling_params, chat, queue, states):
+        encoded = self.input_processor.encode_all(prompts, sampling_params, chat)
+        outputs = OutputStream(self, encoded, OutputQueue(wants_all=False))
+        with contextlib.closing(outputs), gc_young_only():
+            for _ in outputs:
                 pass
-        return [state.snapshot() for state in states]
+        return [state.snapshot() for state in outputs.states]
 
     def stream(
         self,
@@ -159,48 +165,14 @@ class BaseEngine:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat: bool = False,
-    ) -> Iterator[RequestOutput]:
+    ) -> OutputStream:
         """Like `generate`, but yield each request's output whenever it has grown.
 
         Closing the iterator early aborts the unfinished requests. The last output of a request that
         is aborted meanwhile goes to who called `abort`.
         """
-        return self._start(prompts, sampling_params, chat, OutputQueue(), [])
-
-    def _start(
-        self,
-        prompts: Prompts,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        chat: bool,
-        queue: OutputQueue,
-        states: list[RequestState],
-    ) -> Iterator[RequestOutput]:
-        """Queue requests, and return what steps until they are done and yields their outputs.
-
-        Args:
-            states: theirs are appended here.
-        """
         encoded = self.input_processor.encode_all(prompts, sampling_params, chat)
-        outputs = self._run(encoded, queue, states)
-        queue.reader = weakref.ref(outputs)
-        next(outputs)  # a generator that was never entered has nothing to close
-        return cast(Iterator[RequestOutput], outputs)
-
-    def _run(
-        self, prompts: list[EncodedPrompt], queue: OutputQueue, states: list[RequestState]
-    ) -> Generator[RequestOutput | None, None, None]:
-        try:
-            states += self.driver.run(self._add_all, prompts, queue)
-            yield None
-            while queue.unfinished:
-                self._abort_abandoned()
-                self.driver.step()
-                yield from queue.take()
-            yield from queue.take()  # of a step that another caller made
-        finally:  # Ctrl-C, an error, a closed iterator: leave nothing behind
-            queue.is_closed = True
-            if not self.driver.is_inside():  # thrown away in mid-step, the next one sees to it
-                self._abort_abandoned()
+        return OutputStream(self, encoded, OutputQueue())
 
     # -- online use --------------------------------------------------------------------------
 
@@ -240,7 +212,7 @@ class BaseEngine:
         """
         if self.output_processor.states or self.core.in_flight:
             self._abort_abandoned()
-            self.driver.step()
+            self.driver.run(self.driver.step)
         return self._step_queue.take()
 
     def take_outputs(self) -> list[RequestOutput]:
@@ -250,7 +222,12 @@ class BaseEngine:
     def abort(self, request_id: str) -> RequestOutput | None:
         """End a request in whatever state it is; None if it is not (or no longer) known."""
         check_is_id(request_id)
-        return self.driver.run(self._abort, request_id)
+        state = self.driver.run(self._abort, request_id)
+        if state is None:
+            return None
+        output = state.snapshot()
+        state.queue.discard(request_id)  # up to here, `step` would deliver it
+        return output
 
     def has_unfinished_requests(self) -> bool:
         """Whether `step` has more to give: requests to compute, or outputs kept for it."""
@@ -269,7 +246,6 @@ class BaseEngine:
 
     def _add_all(self, prompts: list[EncodedPrompt], queue: OutputQueue) -> list[RequestState]:
         made = self.input_processor.make_all(prompts)
-        self._readers.append(queue)
         return [self._queue(requests, queue) for requests in made]
 
     def _queue(self, requests: list[Request], queue: OutputQueue) -> RequestState:
@@ -281,26 +257,25 @@ class BaseEngine:
             completion_ids, first.prompt_token_ids, first.sampling_params, queue
         )
 
-    def _abort(self, request_id: str) -> RequestOutput | None:
+    def _abort(self, request_id: str) -> RequestState | None:
         state = self.output_processor.states.get(request_id)
-        if state is None:
-            return None
-        # Forks come before what they fork from.
-        self.driver.finish([each.completion_id for each in reversed(state.completions)], "abort")
-        output = state.snapshot()
-        state.queue.discard(request_id)  # up to here, `step` would deliver it
-        return output
+        if state is not None:
+            # Forks come before what they fork from.
+            ids = [each.completion_id for each in reversed(state.completions)]
+            self.driver.finish(ids, "abort")
+        return state
 
     def _abort_abandoned(self) -> None:
-        """End the requests whose reader has come to its end before them."""
-        if any(queue.is_abandoned() for queue in self._readers):
+        """End the requests of streams that were closed, unless this is in the middle of a step:
+        the garbage collector may close one anywhere. The next step does it then."""
+        if self._abandoned and not self.driver.is_inside():
             self.driver.run(self._abort_unread)
 
     def _abort_unread(self) -> None:
-        for queue in [queue for queue in self._readers if queue.is_abandoned()]:
-            for request_id in list(queue.unfinished):
+        while self._abandoned:
+            for request_id in list(self._abandoned[0].unfinished):
                 self._abort(request_id)
-            self._readers.remove(queue)
+            self._abandoned.popleft()
 
     # -- before and after --------------------------------------------------------------------
 
@@ -313,10 +288,84 @@ class BaseEngine:
         if num_requests := len(self.output_processor.states):
             raise RuntimeError(f"warm_up is for the start; there are {num_requests} requests")
         sizes = [min(size, self.config.max_num_seqs) for size in self.warm_up_sizes]
-        compute_unnoticed(
-            self.step_log, self.input_processor, self.generate, sizes, self._block_size
-        )
+        self.driver.run(warm_up, self.driver, sizes, self._block_size)
 
     def stats(self) -> dict[str, Any]:
         """Counts since the engine was built, and the state of queues and KV memory now."""
-        return engine_stats(self.step_log, kv_bytes_per_token(self.model))
+        counts, scheduler = self.step_log.counts, self.scheduler
+        useful = counts["prefill_tokens"] + counts["decode_tokens"]
+        computed = useful + counts["padding_tokens"]
+        kv = scheduler.kv_usage()
+        milestone = scheduler.stats()
+        return {
+            **counts,
+            "useful_share": (useful - counts["recomputed_tokens"]) / computed if computed else 1.0,
+            "waiting": len(scheduler.waiting),
+            "running": len(scheduler.running),
+            **milestone,
+            "kv": {
+                **asdict(kv),
+                "free": kv.free,
+                "bytes_per_token": kv_bytes_per_token(self.model),
+                **milestone.get("kv", {}),
+            },
+        }
+
+
+class StepMaker(Protocol):
+    """Makes the steps of a core: the core itself, or what lets them overlap."""
+
+    def step(self) -> None:
+        """Go on by a step."""
+
+
+class OutputStream:
+    """The output of each of some requests, whenever it has grown: what `stream` returns.
+
+    An iterator. Requests that are not done when it is closed or thrown away are aborted.
+
+    Args:
+        queue: of its own.
+    """
+
+    def __init__(
+        self, engine: BaseEngine, prompts: list[EncodedPrompt], queue: OutputQueue
+    ) -> None:
+        self._engine = engine
+        self._queue = queue
+        self._taken: deque[RequestOutput] = deque()
+        try:
+            self.states = engine.driver.run(engine._add_all, prompts, queue)
+        except BaseException:
+            self.close()
+            raise
+
+    def __iter__(self) -> OutputStream:
+        return self
+
+    def __next__(self) -> RequestOutput:
+        engine, queue = self._engine, self._queue
+        try:
+            while not self._taken:
+                is_done = not queue.unfinished
+                if not is_done:
+                    engine._abort_abandoned()
+                    engine.driver.run(engine.driver.step)
+                self._taken.extend(queue.take())
+                if is_done:  # that was what came of a step of another caller's
+                    break
+        except BaseException:  # Ctrl-C, an error: leave nothing behind
+            self.close()
+            raise
+        if not self._taken:
+            raise StopIteration
+        return self._taken.popleft()
+
+    def close(self) -> None:
+        """Abort the requests that are not done."""
+        self._taken.clear()
+        if self._queue.unfinished:
+            self._engine._abandoned.append(self._queue)  # so that it is done though interrupted
+            self._engine._abort_abandoned()
+
+    __del__ = close

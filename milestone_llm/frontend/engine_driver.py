@@ -1,18 +1,20 @@
 """What carries a core, for `generate` and `step` as for a server: exclusion, failures, restarts.
 
     BaseEngine.step, EngineLoop.run
-      EngineDriver.step         one thread at a time; whatever is raised, requests lose nothing
+      EngineDriver.run          one thread at a time; whatever is raised, requests lose nothing
         EngineCore.step         plan, launch, settle
           Scheduler.schedule    who computes which tokens
 
-A change of the engine has happened or it has not. A step whose forward raises ends its requests
-with `error`. After whatever else is raised, Ctrl-C included, all requests go on: they keep their
-tokens, KV memory is given back and computed again.
+A core has one driver, and several may use it: `generate` and HTTP take the outputs of their own
+requests, each with a sink. A change of the engine has happened or it has not. A step whose forward
+raises ends its requests with `error`. After whatever else is raised, Ctrl-C included, all requests
+go on: they keep their tokens, KV memory is given back and computed again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, Protocol, TypeVar
@@ -33,7 +35,8 @@ class OutputSink(Protocol):
     """Takes what the core has brought: text is made of it, or it is sent to another process."""
 
     def process(self, outputs: Sequence[EngineCoreOutput]) -> dict[str, str]:
-        """Take outputs in, in their order. One that has neither tokens nor a reason is no news.
+        """Take outputs in, in their order. Ignore those of completions that another sink has, and
+        those without tokens and without a reason.
 
         Returns:
             Why completions have ended, by id: those that these outputs have ended, or that ended
@@ -45,7 +48,7 @@ class OutputSink(Protocol):
 
         Returns:
             How many output tokens of each completion have been taken in, by id. A completion that
-            is not there is not wanted any more.
+            is in no sink is not wanted any more.
         """
 
 
@@ -57,6 +60,10 @@ class Peers:
 
     def before(self, call: str, core: EngineCore) -> None:
         """Before a call that all make: what came to another engine comes to this core now."""
+
+    def in_step(self, core: EngineCore, step: Callable[[], None]) -> Callable[[], None]:
+        """Return a step that all of them make together."""
+        return step
 
     def added(self, requests: Sequence[Request]) -> None:
         """The completions of a prompt have been queued here."""
@@ -71,53 +78,41 @@ class Peers:
 class EngineDriver:
     """Changes a core: one thread at a time, and wholly or not at all.
 
-    `step` is a change. Others go through `run`; `add` and `finish` are what they are made of. (A
+    Every change goes through `run`; `step`, `add` and `finish` are what changes are made of. (A
     driver refers to what it is given and nothing refers to it, so that an engine that is thrown
     away is gone at once, and its memory with it.)
 
     Args:
         log: what listens to the core.
-        sink: who takes the outputs.
+        step: how the core's steps are made; None: one after the other.
     """
 
     def __init__(
-        self, core: EngineCore, log: StepLog, sink: OutputSink, peers: Peers | None = None
+        self,
+        core: EngineCore,
+        log: StepLog,
+        peers: Peers | None = None,
+        step: Callable[[], None] | None = None,
     ) -> None:
         self.core = core
         self.log = log
         self.peers = peers or Peers()
+        self.step = self.peers.in_step(core, step or core.step)
+        """The change that computes a step."""
         self.requests: dict[str, Request] = {}
-        """Completions of whose end the sink has not said anything, by id."""
-        self._sink = sink
-        self._lock = threading.RLock()
+        """Completions of whose end no sink has said anything, by id."""
+        self._sinks: list[OutputSink] = []
+        self._process, self._lock = os.getpid(), threading.RLock()
         self._owner: int | None = None
         """The thread that is changing the engine."""
         self._is_torn = False
         """True during a change, and after an interruption until the restart is complete."""
 
+    def attach(self, sink: OutputSink) -> None:
+        """Let a sink take the outputs of the completions that it knows."""
+        self._sinks.append(sink)
+
     # -- changes -----------------------------------------------------------------------------
-
-    def step(self) -> None:
-        """Compute one step, and hand over what it has brought.
-
-        Raises:
-            Exception: what the model's forward raised. The step's requests have ended then.
-            RuntimeError: called from within a change, by something that watches the steps, say.
-        """
-        self._check_outside()
-        try:
-            with self._lock:
-                try:
-                    self._begin()
-                    self.peers.before("step", self.core)
-                    self._hand_over(self.core.step())
-                    self.log.close_steps()
-                    self._end()
-                except BaseException as error:
-                    self._restart_after(error)
-                    raise
-        finally:
-            self._release()
 
     def run(
         self,
@@ -125,28 +120,38 @@ class EngineDriver:
         *args: Arguments.args,
         **fields: Arguments.kwargs,
     ) -> Result:
-        """Make another change: add requests, end some, forget cached prefixes.
+        """Make a change: compute a step, add requests, end some, forget cached prefixes. What the
+        core has brought by then is handed over.
 
         Raises:
+            Exception: what the model's forward raised. The step's requests have ended then.
             InputError: the change refused what it was given, before it changed anything.
-            RuntimeError: as `step`.
+            RuntimeError: called from within a change, by something that watches the steps, say.
         """
-        self._check_outside()
+        if self._process != os.getpid():  # forked: the thread that had the lock is not here
+            self._process, self._lock, self._owner = os.getpid(), threading.RLock(), None
+        if self.is_inside():
+            raise RuntimeError("the engine was called from within one of its own steps")
+        # The change before may have ended and not released the lock: that is for it to do.
+        is_held = self._lock._is_owned()  # type: ignore[attr-defined]
         try:
             with self._lock:
                 try:
                     self._begin()
                     result = change(*args, **fields)
+                    self._hand_over(self.core.take_outputs())
+                    self.log.close_steps()
                     self._end()
-                except InputError:
-                    self._end()
-                    raise
                 except BaseException as error:
-                    self._restart_after(error)
+                    if isinstance(error, InputError) and change is not self.step:
+                        self._end()  # what it was given is refused, and nothing has changed
+                    else:
+                        self._restart_after(error)
                     raise
                 return result
         finally:
-            self._release()
+            if not is_held:
+                self._release()
 
     def is_inside(self) -> bool:
         """Whether this thread is within a change already."""
@@ -155,7 +160,7 @@ class EngineDriver:
     # -- what changes are made of ------------------------------------------------------------
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Queue the completions of a prompt. The sink has to know them next, or they are dropped
+        """Queue the completions of a prompt. A sink has to know them next, or they are dropped
         where this is interrupted."""
         self.requests.update({each.request_id: each for each in requests})
         self.core.add_request(*requests)
@@ -170,21 +175,21 @@ class EngineDriver:
                 self._finish(request, reason)
                 outputs.append(request.output_since(request.num_output_tokens))
         self._hand_over(outputs)
-        self.log.close_steps()  # the step in flight may have been settled
 
     def agree(self, call: str) -> None:
         """Let the peers make the same call."""
         self.peers.before(call, self.core)
 
     def _hand_over(self, outputs: Sequence[EngineCoreOutput]) -> None:
-        for completion_id, reason in self._sink.process(outputs).items():
-            request = self.requests.get(completion_id)
-            if request is None:
-                continue
-            if not request.is_finished:  # the core does not know of stop strings
-                self._finish(request, reason)
-            self.log.ended(completion_id, reason)
-            del self.requests[completion_id]
+        for sink in self._sinks:
+            for completion_id, reason in sink.process(outputs).items():
+                request = self.requests.get(completion_id)
+                if request is None:
+                    continue
+                if not request.is_finished:  # the core does not know of stop strings
+                    self._finish(request, reason)
+                self.log.ended(completion_id, reason)
+                del self.requests[completion_id]
 
     def _finish(self, request: Request, reason: str) -> None:
         try:
@@ -196,10 +201,6 @@ class EngineDriver:
         self.peers.finished(request, reason)
 
     # -- one thread at a time ----------------------------------------------------------------
-
-    def _check_outside(self) -> None:
-        if self.is_inside():
-            raise RuntimeError("the engine was called from within one of its own steps")
 
     def _begin(self) -> None:
         self._owner = threading.get_ident()
@@ -221,14 +222,17 @@ class EngineDriver:
     # -- failures and interruptions ----------------------------------------------------------
 
     def _restart_after(self, error: BaseException) -> None:
-        self._owner = None
+        # Still inside: a stream that is thrown away meanwhile must not make a change of its own.
+        self._owner = threading.get_ident()
         try:
             if isinstance(error, Exception) and self.core.computing is not None:
                 self._fail(self.core.computing)
             self._restart()
+            self._is_torn = False
         except Exception as second:  # of what the first one left, most likely
             raise error from second
-        self._is_torn = False
+        finally:
+            self._owner = None
 
     def _fail(self, plan: StepPlan) -> None:
         """End the requests of the step whose forward raised."""
@@ -243,8 +247,10 @@ class EngineDriver:
         self.log.failed(plan)
 
     def _restart(self) -> None:
-        """Go on with the requests as they are: what the sink lacks of them is handed over."""
-        num_taken = self._sink.repair()
+        """Go on with the requests as they are: what the sinks lack of them is handed over."""
+        num_taken: dict[str, int] = {}
+        for sink in self._sinks:
+            num_taken |= sink.repair()
         self.requests = {name: self.requests[name] for name in self.requests if name in num_taken}
         self._begin_anew(self.requests.values())
         self._hand_over(

@@ -153,13 +153,11 @@ class InputProcessor:
         if seed is None:
             seed = random.Random(f"{self.seed}/{arrival}").getrandbits(64)
         parts = (token_ids, params, arrival, self._aged(priority), seed, self.eos_token_ids)
-        requests = build_requests([request_id], *parts)
+        requests = build_requests([request_id], *parts, self.grammars)
         self.validate(requests[0])  # before n completions are made
         if params.n > 1:
             further = [self._free_id(f"{request_id}/{index}") for index in range(1, params.n)]
-            requests = build_requests([request_id, *further], *parts)
-        for request in requests:
-            request.allowed_tokens = self.grammars.rule_of(params)
+            requests = build_requests([request_id, *further], *parts, self.grammars)
         self.num_arrivals += 1
         return requests
 
@@ -187,12 +185,14 @@ def build_requests(
     priority: float,
     seed: int,
     eos_token_ids: frozenset[int],
+    grammars: Grammars,
 ) -> list[Request]:
     """A request for each completion of a prompt; only the first gives the prompt's logprobs.
 
     Args:
         request_ids: of each completion.
         seed: of the first; each further one has the next number.
+        grammars: say which tokens are allowed, where the output has to look like something.
     """
     of_further = params if len(request_ids) == 1 else replace(params, prompt_logprobs=None)
     return [
@@ -204,6 +204,7 @@ def build_requests(
             priority=priority,
             seed=(seed + index) % 2**64,
             eos_token_ids=eos_token_ids,
+            allowed_tokens=grammars.rule_of(params),
             index=index,
         )
         for index, request_id in enumerate(request_ids)

@@ -11,13 +11,13 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from milestone_llm.core.outputs import EngineCoreOutput, Logprob, RequestFacts
 from milestone_llm.core.sampling_params import SamplingParams
 
 from .detokenizer import Detokenizer, decode_whole, known_tokens
-from .output_queue import OutputQueue
 from .outputs import CompletionOutput, RequestMetrics, RequestOutput
 
 if TYPE_CHECKING:
@@ -226,6 +226,8 @@ class OutputProcessor:
             Why completions have ended, by id, also those that had ended before. That a stop string
             has ended one, the core does not know.
         """
+        if not self._completions:  # none is of requests that are known here
+            return {}
         now, ended, changed = time.perf_counter(), dict[str, str](), dict[str, RequestState]()
         for output in outputs:
             state, completion = self._completions.get(output.request_id, (None, None))
@@ -284,3 +286,47 @@ class OutputProcessor:
             self._completions.pop(completion.completion_id, None)
         state.queue.unfinished.discard(state.request_id)
         self.states.pop(state.request_id, None)  # from here on it is no more
+
+
+class OutputQueue:
+    """The outputs of one reader: a call of `generate` or `stream`, or all who call `step`.
+
+    Threads may put and take at once: each line that changes it is one operation on one dict or set.
+
+    Args:
+        wants_all: whether outputs are wanted as they grow (`stream`, `step`), or only the news that
+            a request is done (`generate`).
+    """
+
+    def __init__(self, wants_all: bool = True) -> None:
+        self.wants_all = wants_all
+        self.unfinished: set[str] = set()
+        """Ids of the reader's requests that are not done."""
+        self._outputs: dict[str, RequestOutput] = {}
+
+    def put(self, output: RequestOutput) -> None:
+        """Keep an output until it is taken; it replaces an older one of the same request."""
+        if self.wants_all:
+            self._outputs[output.request_id] = output
+
+    def take(self) -> list[RequestOutput]:
+        """Outputs that the reader has not had yet."""
+        taken: list[RequestOutput | None] = []
+        try:
+            # In one call: wherever Ctrl-C comes, what is not in the dict any more is in the list.
+            taken.extend(map(self._outputs.pop, list(self._outputs), repeat(None)))
+            return [output for output in taken if output is not None]  # else another thread has it
+        except BaseException:
+            for output in filter(None, taken):
+                self._outputs.setdefault(output.request_id, output)  # a newer one may be there
+            raise
+
+    def discard(self, request_id: str) -> None:
+        """Forget a request's output, if one is here."""
+        self._outputs.pop(request_id, None)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._outputs
+
+    def __len__(self) -> int:
+        return len(self._outputs)

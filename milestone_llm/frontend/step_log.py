@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from milestone_llm.core.engine_core import StepInFlight, StepListener
 from milestone_llm.core.kv import KVEvent
@@ -14,19 +16,49 @@ from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.scheduler import BaseScheduler
 
-from .watching import SettledStep, StepWatcher
-
 
 @dataclass(eq=False)
-class StepNotes:
-    """What is noted of a step between its plan and its record."""
+class LoggedStep:
+    """What is noted of a step, from its plan on until its tokens are taken in, or it has failed."""
 
     plan: StepPlan
     times: list[float]
+    """Seconds of `time.perf_counter()` at start, after schedule, after execute, after update."""
     arrived: list[str]
     """Requests that came before it was planned and after the step before was."""
     events: list[KVEvent] = field(default_factory=list)
+    """Of this plan, and what followed until the next one was made."""
     sampled: dict[str, list[SampledToken]] = field(default_factory=dict)
+    number: int = -1
+    milestone: str = ""
+    finished: list[tuple[str, str]] = field(default_factory=list)
+    """(request id, reason) of requests that ended since the step before, aborted ones included."""
+
+
+class StepWatcher(Protocol):
+    """Gets every step of an engine: a tracer."""
+
+    def record(self, step: LoggedStep, scheduler: BaseScheduler) -> None:
+        """Called once a step, at its end, with its scheduler. Must not raise."""
+
+
+class RecomputedPositions:
+    """Counts positions that are computed again: a preempted request loses its KV."""
+
+    def __init__(self) -> None:
+        self.ends: dict[str, int] = {}
+        """How far each unfinished request has been computed, by id."""
+
+    def take(self, request_id: str, start: int, end: int) -> int:
+        """Note that these positions of a request are computed; return how many were before."""
+        before = self.ends.get(request_id, 0)
+        if end > before:
+            self.ends[request_id] = end
+        return min(end, before) - start if start < before else 0
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended, and its id may come again."""
+        self.ends.pop(request_id, None)
 
 
 class StepLog(StepListener):
@@ -59,14 +91,34 @@ class StepLog(StepListener):
             "recomputed_tokens": 0,
             "finished": 0,
         }
-        self._once_computed: dict[str, int] = {}  # tokens of unfinished requests, by id
+        self._recomputed = RecomputedPositions()
         self._gone: list[str] = []  # whose last step may not be counted yet
         self._arrived: list[str] = []
         self._ended: list[tuple[str, str]] = []  # (id, reason), not recorded yet
         self._planning_began = 0.0
-        self._newest: StepNotes | None = None  # of the last step that was planned
-        self._open: deque[StepNotes] = deque()  # launched, as `EngineCore.in_flight`
-        self._settled: deque[StepNotes] = deque()  # settled or failed, not counted yet
+        self._newest: LoggedStep | None = None  # of the last step that was planned
+        self._open: deque[LoggedStep] = deque()  # launched, as `EngineCore.in_flight`
+        self._settled: deque[LoggedStep] = deque()  # settled or failed, not counted yet
+
+    def watch(self, watcher: StepWatcher) -> None:
+        """Let somebody have the steps from now on."""
+        self.watchers.append(watcher)
+
+    def unwatch(self, watcher: StepWatcher) -> None:
+        """Give no more steps to somebody who has them."""
+        self.watchers.remove(watcher)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within, steps are made that nobody counts or watches: a warm-up."""
+        counts, watchers = dict(self.counts), self.watchers
+        self.watchers = []
+        try:
+            yield
+        finally:
+            self.watchers = watchers
+            self.counts.update(counts)
+            self.scheduler.watermark = 0
 
     # -- requests come and go ----------------------------------------------------------------
 
@@ -97,7 +149,7 @@ class StepLog(StepListener):
         """It has been planned."""
         now = time.perf_counter()
         if not plan.is_empty:
-            self._newest = StepNotes(plan, [self._planning_began, now], self._arrived)
+            self._newest = LoggedStep(plan, [self._planning_began, now], self._arrived)
             self._arrived = []
         for request in plan.admitted:
             request.first_scheduled_time = request.first_scheduled_time or now
@@ -145,29 +197,21 @@ class StepLog(StepListener):
         Called when their outputs have been processed: who ended by them belongs to their records.
         """
         while self._settled:
-            notes = self._settled[0]
-            self._count(notes.plan)
+            step = self._settled[0]
+            self._count(step.plan)
             if not self._open:
                 self._note_events()  # nothing comes before the next step is planned
             if self.watchers:
-                ended, self._ended = self._ended, []
-                step = SettledStep(
-                    number=self.counts["steps"] - 1,
-                    milestone=self.milestone,
-                    times=notes.times,
-                    plan=notes.plan,
-                    sampled=notes.sampled,
-                    finished=ended,
-                    events=notes.events,
-                    arrived=notes.arrived,
-                )
+                step.number, step.milestone = self.counts["steps"] - 1, self.milestone
+                step.finished += self._ended
+                self._ended = []
                 for watcher in list(self.watchers):
                     watcher.record(step, self.scheduler)
             self._settled.popleft()
             if self.check_invariants:
                 self.scheduler.check_invariants()
         while self._gone:
-            self._once_computed.pop(self._gone.pop(), None)
+            self._recomputed.forget(self._gone.pop())
 
     def _count(self, plan: StepPlan) -> None:
         counts = self.counts
@@ -178,14 +222,10 @@ class StepLog(StepListener):
             if row.is_padding:
                 continue
             counts[f"{row.phase}_tokens"] += row.num_new_tokens
-            name, end = row.request.request_id, row.end
-            before = self._once_computed.get(name, 0)
-            if row.start < before:
-                counts["recomputed_tokens"] += min(end, before) - row.start
+            name = row.request.request_id
+            counts["recomputed_tokens"] += self._recomputed.take(name, row.start, row.end)
             if row.request.finish_reason is not None:
-                self._once_computed.pop(name, None)
-            elif end > before:
-                self._once_computed[name] = end
+                self._recomputed.forget(name)
 
     def _note_events(self) -> None:
         """What happened to KV memory so far belongs to the last step that was planned."""

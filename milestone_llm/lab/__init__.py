@@ -1,1 +1,1 @@
-"""Whatever shows and measures engines. Only programs import it."""
+"""Programs that show and measure engines. No engine imports this package."""

@@ -1,1 +1,1 @@
-"""Models: where they come from, and which of them can be served."""
+"""Models: how they are loaded, and which of them can be served."""

@@ -1,4 +1,4 @@
-"""Conversations as prompts, by a tokenizer's chat template. Nothing here imports torch."""
+"""Turn conversations into prompts with a tokenizer's chat template. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ def render_chat(
     template_kwargs: Mapping[str, Any] | None = None,
     tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
-    """Token ids of a conversation, ending where the assistant's answer begins.
+    """Return the token ids of a conversation. They end where the assistant's answer begins.
 
     Args:
-        tokenizer: the model's, with its chat template.
+        tokenizer: the model's tokenizer, with its chat template.
         messages: such as `[{"role": "user", "content": "Hello"}]`.
-        template_kwargs: variables of the template's own, such as `enable_thinking`.
-        tools: functions that the model may call. Many templates have no place for them.
+        template_kwargs: variables of the chat template, such as `enable_thinking`.
+        tools: functions that the model may call. Many templates ignore them.
 
     Raises:
-        InputError: there is no tokenizer or no chat template, there are no messages, or the
-            template does not take these messages; or a variable has the name of an option of
-            `apply_chat_template`.
+        InputError: there is no tokenizer, no chat template, or no message; the template does not
+            accept the messages; or a variable has the name of an option of `apply_chat_template`.
     """
     if tokenizer is None:
         raise InputError("a chat needs a tokenizer, and this model was loaded without one")
@@ -59,5 +58,5 @@ def render_chat(
                 **variables,
             )
         )
-    except Exception as error:  # whatever a template's own code raises
+    except Exception as error:  # a template's code may raise anything
         raise InputError(f"the chat template does not take these messages: {error}") from error

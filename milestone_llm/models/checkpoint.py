@@ -1,10 +1,10 @@
-"""From the name of a model to a model: `load_model`.
+"""Load a model by its name: `load_model`.
 
-A model is named by a Hugging Face id, a local folder, a `.gguf` file, `smollm2-135m` (the default,
-a real chat model that a package carries, see `gguf_cache`), `tiny-llama` and its like (random
-weights, see `tiny_models`; `shapes` has `random-qwen3-8b` and others of real size), or is a ready
-`PreTrainedModel`. What comes back is the same each
-time: a model in eval mode without gradients, its tokenizer if it has one, and a name to show.
+A name is a Hugging Face id, a local folder, a `.gguf` file, `smollm2-135m` (the default: a real
+chat model that comes in a Python package, see `gguf_cache`), `tiny-llama` and similar (random
+weights, see `tiny_models`), or `random-qwen3-8b` and similar (random weights in real sizes, see
+`shapes`). A ready `PreTrainedModel` is accepted too. The result is always a model in eval mode
+without gradients, its tokenizer if it has one, and a name to show.
 """
 
 from __future__ import annotations
@@ -73,17 +73,17 @@ class LoadedModel:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
-    """None: prompts are token ids and there is no text."""
+    """None: prompts are token ids, and there is no text."""
     name: str
 
     @property
     def decode(self) -> Callable[[list[int]], str] | None:
-        """Text of token ids, if there is a tokenizer."""
+        """Returns the text of token ids; None if there is no tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.decode
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below it."""
+        """Size of the vocabulary: token ids are below it."""
         return int(self.model.config.get_text_config().vocab_size)
 
 
@@ -96,23 +96,23 @@ def load_model(
 ) -> LoadedModel:
     """Load a causal language model and its tokenizer.
 
-    Nothing but a Hugging Face id makes a network request.
+    Only a Hugging Face id makes a network request.
 
     Args:
         model: Hugging Face id, local folder, `.gguf` file, "smollm2-135m", "tiny-llama" (or another
             of `TINY_FAMILIES`), or a ready model, which is set to eval mode without gradients.
-        tokenizer: a ready one, or a folder or id to take it from; None takes the model's own.
+        tokenizer: a ready one, or the folder or id of one; None: the model's own.
         dtype: "float32", "bfloat16", "float16" or a `torch.dtype`. None: float32 on a CPU
             and for tiny models, else bfloat16. A ready model keeps its own, which must be this one.
-        device: "cpu", "cuda", "cuda:1". None: CUDA where there is one. A ready model stays where it
-            is, which must be here.
-        weights: False for callers that read a named model's weights themselves, in parts: the model
-            has config and modules then, and parameters without elements. A tiny one is always
-            whole.
+        device: "cpu", "cuda", "cuda:1". None: CUDA if there is a GPU. A ready model is not moved,
+            and must be on this device.
+        weights: False for callers that read a named model's weights themselves, in parts: then the
+            model has config and modules, and parameters without elements. A tiny model always has
+            its weights.
 
     Raises:
-        InputError: the model cannot be had, the dtype or device is not known, or a ready model has
-            another; the message says what to do.
+        InputError: the model cannot be loaded, the dtype or device is not known, or a ready model
+            has another one; the message says what to do.
     """
     target_dtype = _resolve_dtype(dtype)
     if isinstance(model, PreTrainedModel):
@@ -123,7 +123,7 @@ def load_model(
     else:
         target_device = _resolve_device(device)
         if target_dtype is None:
-            is_tiny = str(model).startswith("tiny-")  # there to compare tokens, not speed
+            is_tiny = str(model).startswith("tiny-")  # it is for comparing tokens, not speed
             is_rounded = target_device.type == "cuda" and not is_tiny
             target_dtype = torch.bfloat16 if is_rounded else torch.float32
         source, name = locate(model)
@@ -149,7 +149,7 @@ def load_model(
 
 
 def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """Tokens with which the model ends its output (EOS); empty if it names none, or says -1."""
+    """Return the tokens with which the model ends its output (EOS); empty if it has none, or -1."""
     for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:
@@ -159,7 +159,7 @@ def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
 
 
 def max_position(model: PreTrainedModel) -> int | None:
-    """Most tokens that the model has positions for; None if its config does not say."""
+    """Return the most tokens that the model has positions for; None if its config does not say."""
     config = model.config.get_text_config()
     return getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
 
@@ -191,10 +191,10 @@ def _resolve_device(device: str | torch.device | None) -> torch.device:
 def _check_ready(
     model: PreTrainedModel, dtype: torch.dtype | None, device: torch.device | None
 ) -> None:
-    """Refuse to change a ready model: it is its owner's, and other engines may run on it.
+    """Check a ready model. It is not changed, because other engines of its owner may use it.
 
     Raises:
-        InputError: it has another dtype or is on another device, or its weights are not there.
+        InputError: it has another dtype, is on another device, or has no weights.
     """
     if model.device.type == "meta":
         raise InputError(
@@ -216,8 +216,10 @@ def _check_ready(
 
 
 def _cast(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Change the dtype as `from_pretrained(dtype=...)` would: the weights', but not the computed
-    buffers'. `model.to(dtype)` would round the RoPE frequencies, too, and with them the positions.
+    """Change the dtype of the weights, as `from_pretrained(dtype=...)` does.
+
+    Computed buffers keep theirs: `model.to(dtype)` would also round the RoPE frequencies, and with
+    them the positions.
     """
     for weight in model.state_dict(keep_vars=True).values():
         if weight.is_floating_point():
@@ -244,13 +246,13 @@ def _build_named(
 
 
 def locate(model: str | Path) -> tuple[str, str]:
-    """Where a named model lies: a folder, a Hugging Face id, or the name itself of a random one.
+    """Find a named model: its folder, its Hugging Face id, or the name itself if it is random.
 
     Returns:
-        That, and a name to show.
+        The place, and a name to show.
 
     Raises:
-        InputError: it names no model.
+        InputError: there is no such model.
     """
     if not isinstance(model, (str, Path)) or not str(model).strip():
         raise InputError(
@@ -281,7 +283,8 @@ def locate(model: str | Path) -> tuple[str, str]:
 
 
 def find_gguf(model: object) -> tuple[Path, Path] | None:
-    """The GGUF file that a model comes from, and the folder that it is converted to; None: none."""
+    """Return a model's GGUF file and the folder that it is converted to; None if it has no such
+    file."""
     if model == DEFAULT_MODEL and not Path(DEFAULT_MODEL).is_dir():
         file, key = packaged_gguf()
         return file, converted_folder(file, key)
@@ -291,7 +294,7 @@ def find_gguf(model: object) -> tuple[Path, Path] | None:
 
 
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a folder or id; None for a folder that has none."""
+    """Load the tokenizer of a folder or id; None for a folder that has none."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not any((folder / file).exists() for file in _TOKENIZER_FILES):

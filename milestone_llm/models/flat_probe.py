@@ -1,14 +1,15 @@
-"""A try of what M2 to M5 do with a model: flat batches, and attention by a function of ours.
+"""Test a model as M2 to M5 use it: flat batches, and an attention function of ours.
 
-Everything but attention must look at one token at a time. If so, tokens of two prompts may stand in
-any order, and each still gets the logits that it gets at home:
+Everything except attention must process one token at a time. If so, tokens of two prompts may come
+in any order, and each still gets the same logits as in its own prompt:
 
     prompts    a0 a1 a2 a3   b0 b1 b2           flat    b1 a3 a0 b2 a1 b0 a2
     positions   0  1  2  3    0  1  2                    1  3  0  2  1  0  2
 
-What looks at neighbours in memory (a convolution, a recurrence), counts positions itself or attends
-elsewhere than through `AttentionInterface` comes out different. A window of thousands, which a few
-tokens cannot show, is one that the KV cache of Hugging Face knows of: attention has to know it too.
+The logits differ if a layer uses neighbours in memory (a convolution, a recurrence), counts
+positions itself, or does not attend through `AttentionInterface`. A few tokens cannot test a window
+of thousands. But the KV cache of Hugging Face has the window's size, and attention must get the
+same one.
 """
 
 from __future__ import annotations
@@ -31,34 +32,35 @@ FEATURES = {
     "s_aux": "attention sinks",
     "position_bias": "a bias on attention logits by distance (such as ALiBi)",
 }
-"""Keywords of an attention function that change its result, and what they stand for."""
+"""Keywords of an attention function that change its result, and what they mean."""
 
 HARMLESS = {"scaling", "dropout", "sliding_window", "is_causal", "position_ids", "logits_to_keep"}
-"""Keywords that may have any value: ours are obeyed, others do not matter to attention."""
+"""Keywords that may have any value: we set them and our function follows them, or they do not
+change attention."""
 
 
 class UnsupportedError(Exception):
-    """The message names a feature, such that "the model has ..." reads well."""
+    """A feature that is not supported; the message fits after "the model has ..."."""
 
 
 @dataclass
 class Probe:
-    """What the attention function is told of the batch, and what it notes of the model."""
+    """The batch, for the attention function, and what the function records about the model."""
 
     owners: torch.Tensor
-    """Prompt of each token, `[num_tokens]`."""
+    """Prompt index of each token, `[num_tokens]`."""
     positions: torch.Tensor
     """Position of each token in its prompt, `[num_tokens]`."""
     kv_shape: KVShape
     num_calls: dict[int, int] = field(default_factory=dict)
-    """Calls of each layer, by `layer_idx`."""
+    """Number of calls for each layer, by `layer_idx`."""
     windows: list[int | None] = field(default_factory=list)
     """`sliding_window` of each call."""
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
     ) -> torch.Tensor:
-        """Causal attention of each token to those of its prompt."""
+        """Compute causal attention of each token to the tokens of its own prompt."""
         distance = self.positions[:, None] - self.positions[None]
         is_visible = (self.owners[:, None] == self.owners[None]) & (distance >= 0)
         if self.windows[-1] is not None:
@@ -70,10 +72,11 @@ class Probe:
 
 
 def run_flat(model: PreTrainedModel, prompts: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Logits `[num_tokens, vocab_size]` of each prompt, computed in one flat, shuffled batch.
+    """Return logits `[num_tokens, vocab_size]` of each prompt, computed in one flat, shuffled
+    batch.
 
     Raises:
-        UnsupportedError: the model does not do with attention what M2 to M5 rely on.
+        UnsupportedError: the model does not use attention as M2 to M5 need it.
     """
     model = with_attention(model, NAME)
     lengths = torch.tensor([len(prompt) for prompt in prompts])
@@ -96,7 +99,7 @@ def run_flat(model: PreTrainedModel, prompts: list[torch.Tensor]) -> list[torch.
 def _kv_shape(model: PreTrainedModel) -> KVShape:
     try:
         return KVShape.of(model)
-    except Exception:  # the config has no such fields, or several values for one
+    except Exception:  # the config lacks these fields, or has several values for one
         raise UnsupportedError("not one shape of keys and values for all layers") from None
 
 
@@ -110,7 +113,7 @@ def probed_attention(
     attention_metadata: Probe | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function under trial: notes what it is given, and attends.
+    """Record the arguments of a call, and compute attention. This is the tested attention function.
 
     Args:
         query: `[1, num_heads, num_tokens, head_dim]`.
@@ -141,7 +144,7 @@ def probed_attention(
 
 
 def _check_calls(probe: Probe, cache_layers: list[CacheLayerMixin]) -> None:
-    """Each layer must have attended, and once, with the window to which its KV cache keeps."""
+    """Check that each layer attended exactly once, with the window of its KV cache."""
     if not probe.num_calls:
         raise UnsupportedError("attention that cannot be replaced through AttentionInterface")
     num_layers = probe.kv_shape.num_layers

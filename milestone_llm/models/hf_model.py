@@ -1,4 +1,4 @@
-"""A Hugging Face model with another attention function."""
+"""A copy of a Hugging Face model with another attention function."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 
 def with_attention(model: PreTrainedModel, name: str) -> PreTrainedModel:
-    """A model of the same weights whose layers call the attention function registered as `name`.
+    """Return a model with the same weights that calls the attention function registered as `name`.
 
-    That name stands in the config, so the config is copied, and with it the modules that may read
-    it. Leaves that hold no config (`nn.Linear`), weights and hooks are shared. The model itself is
-    not changed: its `generate` works at any moment, and engines of several milestones can share it.
+    The name is in the config, so the config is copied, and with it all modules that may read it.
+    Leaves without a config (`nn.Linear`), weights and hooks are shared. The model itself does not
+    change: its `generate` works at any time, and engines of several milestones can share it.
     """
     shared: dict[int, object] = {}
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""How much KV memory a model needs."""
+"""The KV memory that a model needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 @dataclass(frozen=True)
 class KVShape:
-    """What a model keeps of every token."""
+    """Shape of the keys and values that a model keeps for every token."""
 
     num_layers: int
     num_kv_heads: int
@@ -19,7 +19,7 @@ class KVShape:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> KVShape:
-        """Read it off a model's config."""
+        """Return the shape in a model's config."""
         config = model.config.get_text_config()
         num_heads = config.num_attention_heads
         return cls(
@@ -31,13 +31,13 @@ class KVShape:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of keys and values that one token leaves in all layers together."""
+        """Bytes of the keys and values of one token, in all layers together."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
 def kv_bytes_per_token(model: PreTrainedModel) -> int | None:
-    """Bytes of keys and values of a token; None for a model whose layers differ in shape."""
+    """Return the bytes of keys and values of a token; None if the layers have different shapes."""
     try:
         return KVShape.of(model).bytes_per_token
-    except Exception:  # a config that has no such fields, or a value for each layer
+    except Exception:  # the config lacks these fields, or has one value for each layer
         return None

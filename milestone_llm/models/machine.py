@@ -1,4 +1,4 @@
-"""What the machine has: what needs more memory than that is refused before any is taken."""
+"""Cores and memory of the machine. What needs more memory is rejected before any is allocated."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from milestone_llm.core.errors import InputError
 
 
 def usable_cores() -> int:
-    """CPU cores on which this process may run."""
+    """Return the number of CPU cores on which this process may run."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def host_memory() -> int:
-    """Bytes of main memory: the machine's, or its container's where that has fewer."""
+    """Return bytes of main memory: the machine's, or its container's limit if that is lower."""
     limits = [sys.maxsize]
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # not every system says
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not every system has them
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     with contextlib.suppress(OSError, ValueError):
         limits += _container_limits(Path("/proc/self/cgroup").read_text())
@@ -31,7 +31,7 @@ def host_memory() -> int:
 
 
 def _container_limits(groups: str, root: str = "/sys/fs/cgroup") -> Iterator[int]:
-    """Limits of the control groups that this process is in, of both versions (cgroups(7))."""
+    """Yield limits of the control groups that this process is in, of both versions (cgroups(7))."""
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -42,18 +42,18 @@ def _container_limits(groups: str, root: str = "/sys/fs/cgroup") -> Iterator[int
             continue
         group = Path(hierarchy + path)
         for folder in (group, *group.parents):
-            with contextlib.suppress(OSError, ValueError):  # "max", or not to be seen from inside
+            with contextlib.suppress(OSError, ValueError):  # "max", or not visible from inside
                 yield int((folder / name).read_text())
 
 
 def check_memory(num_bytes: int, device: torch.device, what: str, advice: str) -> None:
-    """Refuse what does not fit.
+    """Check that memory suffices, before it is allocated.
 
     Args:
-        what: takes the memory; `advice` is what to do about it.
+        what: name of what needs it, for the error; `advice` says what to do.
 
     Raises:
-        InputError: a CPU's machine has less memory in all, or a GPU has less left.
+        InputError: more than a CPU machine's memory, or more than a GPU has free.
     """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -1,7 +1,7 @@
-"""`from_pretrained`, with one clear error for whatever is wrong with the files.
+"""`from_pretrained`, with one clear error for everything that may be wrong with the files.
 
-Hugging Face fills weights that a checkpoint lacks with random numbers and goes on; here that is an
-error, like weights of another shape. No code that a checkpoint brings along is ever run.
+If a checkpoint lacks weights, Hugging Face fills them with random numbers and goes on; here that is
+an error, and so are weights of another shape. Code in a checkpoint is never run.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from .machine import check_memory
 
 _HUB_TIMEOUT_S = 5.0
 _NUM_NAMES = 5
-"""Weights that an error names; more are counted."""
+"""Most weights that an error names; further ones are counted."""
 
 
 def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The causal language model of a folder or Hugging Face id, if every weight is there.
+    """Load the causal language model of a folder or Hugging Face id, if it has every weight.
 
     Raises:
         InputError: it cannot be loaded, is larger than memory, or lacks weights; the message names
-            them.
+            these.
     """
     check_fits(source, from_pretrained(AutoConfig, source), dtype)
     model, info = from_pretrained(
@@ -47,22 +47,22 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
         source,
         dtype=dtype,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # so that they are in `info`, and not only counted
+        ignore_mismatched_sizes=True,  # so that `info` has them, not only their number
     )
     check_whole(source, info)
     return model
 
 
 def check_fits(name: str, config: PretrainedConfig, dtype: torch.dtype) -> None:
-    """Refuse a model that is larger than this machine's memory.
+    """Check that a model is not larger than this machine's memory.
 
     Raises:
-        InputError: both numbers.
+        InputError: it is; the message has both numbers.
     """
     if getattr(config, "quantization_config", None):  # in fewer bits than dtype has
         return
     num_weights = 0
-    with contextlib.suppress(Exception), torch.device("meta"):  # loading says what is wrong
+    with contextlib.suppress(Exception), torch.device("meta"):  # loading reports errors
         num_weights = AutoModelForCausalLM.from_config(config).num_parameters()
     what, advice = f"{name} with weights of {dtype}", "take a smaller model or dtype"
     check_memory(num_weights * dtype.itemsize, torch.device("cpu"), what, advice)
@@ -71,14 +71,14 @@ def check_fits(name: str, config: PretrainedConfig, dtype: torch.dtype) -> None:
 def load_empty_model(
     source: str, dtype: torch.dtype, device: torch.device | str
 ) -> PreTrainedModel:
-    """The model of a folder or Hugging Face id without its weights, see `build_empty_model`.
+    """Return the model of a folder or Hugging Face id without its weights, see `build_empty_model`.
 
     Raises:
         InputError: its config cannot be loaded.
     """
     config = from_pretrained(AutoConfig, source)
     model = build_empty_model(config, dtype, device)
-    with contextlib.suppress(InputError):  # most, but not all have one
+    with contextlib.suppress(InputError):  # most models have one, but not all
         model.generation_config = from_pretrained(GenerationConfig, source)
     return model
 
@@ -86,7 +86,8 @@ def load_empty_model(
 def build_empty_model(
     config: PretrainedConfig, dtype: torch.dtype, device: torch.device | str
 ) -> PreTrainedModel:
-    """A model with its modules, dtype and device, whose parameters and buffers have no elements."""
+    """Return a model with modules, dtype and device, whose parameters and buffers have no
+    elements."""
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     for module in model.modules():
@@ -99,18 +100,18 @@ def build_empty_model(
 
 
 def has_weights(model: PreTrainedModel) -> bool:
-    """Whether a model is there with its weights, and is no empty one."""
+    """Return whether a model has its weights, and is not an empty one."""
     return next(model.parameters()).numel() > 0
 
 
 def check_whole(source: str, info: dict[str, Any]) -> None:
-    """Refuse a checkpoint some of whose weights were made up.
+    """Check that a checkpoint had all weights, so that none was filled with random numbers.
 
     Args:
-        info: what `from_pretrained(output_loading_info=True)` gives. Tied weights are not missing.
+        info: from `from_pretrained(output_loading_info=True)`. Tied weights are not missing.
 
     Raises:
-        InputError: names the weights.
+        InputError: weights are missing or have other shapes; the message names them.
     """
     if missing := sorted(info["missing_keys"]):
         raise InputError(f"{source} lacks {len(missing)} weights: {_some(missing)}")
@@ -126,7 +127,7 @@ def check_whole(source: str, info: dict[str, Any]) -> None:
 
 
 def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
-    """`auto_class.from_pretrained`, from the network only if `source` is no local folder.
+    """Call `auto_class.from_pretrained`, with the network only if `source` is not a local folder.
 
     Raises:
         InputError: one line with the folder or id, the file if one is damaged, and the reason.
@@ -135,7 +136,7 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
     is_local = folder.is_dir()
     if folder.exists() and not is_local:
         raise InputError(f"{source} is no folder")
-    if damage := _damage_of(folder / "generation_config.json"):  # which would be passed over
+    if damage := _damage_of(folder / "generation_config.json"):  # transformers would ignore it
         raise InputError(
             f"cannot load the folder {source}: {damage}, and has tokens that end a text"
         )
@@ -149,7 +150,7 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
             )
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # whatever the readers of a dozen formats raise
+    except Exception as error:  # readers of a dozen formats may raise anything
         if is_local:
             damaged = _damaged_file(folder)
             message = f"cannot load the folder {source}: {damaged or one_line(error)}"
@@ -162,7 +163,7 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, in a line; with the name of its class where the text needs it."""
+    """Return an error's text in one line, with the name of its class if the text needs it."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or ["no message"]
     text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     is_clear = isinstance(error, (OSError, ValueError, ImportError))
@@ -171,7 +172,7 @@ def one_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet_transformers(progress_bars: bool = False) -> Iterator[None]:
-    """No log lines of transformers within, and no progress bars unless asked for."""
+    """Switch off log lines of transformers inside the block, and progress bars unless wanted."""
     verbosity = transformers_logging.get_verbosity()
     had_bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
@@ -186,18 +187,19 @@ def quiet_transformers(progress_bars: bool = False) -> Iterator[None]:
 
 
 def _hub_answers() -> bool:
-    """Whether the hub can be reached. If not, `huggingface_hub` would retry for half a minute."""
+    """Return whether the hub can be reached. If not, `huggingface_hub` would retry for half a
+    minute."""
     if hub_constants.HF_HUB_OFFLINE:
         return False
     try:
         get_session().head(hub_constants.ENDPOINT, timeout=_HUB_TIMEOUT_S)
-    except Exception:  # of whatever HTTP library it uses
+    except Exception:  # of any HTTP library
         return False
     return True
 
 
 def _damaged_file(folder: Path) -> str | None:
-    """The first file of a checkpoint that cannot be read, and why; None if all can."""
+    """Return the first file of a checkpoint that cannot be read, and why; None if all can."""
     return next(filter(None, map(_damage_of, sorted(folder.iterdir()))), None)
 
 

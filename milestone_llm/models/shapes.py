@@ -1,7 +1,7 @@
-"""Models of real size with random weights, to measure with: `random-qwen3-8b` and its like.
+"""Models of real size with random weights, for measurements: `random-qwen3-8b` and similar.
 
 Speed depends on shapes and not on the values of weights, so nothing needs to be downloaded. Use
-`ignore_eos`: what they say has no meaning, nor an end.
+`ignore_eos`: their text has no meaning, and no end.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-8b": _qwen3(4096, 12_288, 36, 32),
     "qwen3-32b": _qwen3(5120, 25_600, 64, 64),
 }
-"""Fields of the Hugging Face config of each."""
+"""Fields of the Hugging Face config of each shape."""
 
 
 def shape_config(name: str) -> PretrainedConfig:
-    """The config of a shape, such as `qwen3-8b`.
+    """Return the config of a shape, such as `qwen3-8b`.
 
     Raises:
         InputError: there is no such shape.

@@ -1,10 +1,10 @@
-"""Which models an engine may serve: those that are known to be right, and nothing else.
+"""Which models an engine may serve: only those that are known to give right tokens.
 
-Known to be right is a causal language model whose only state is the keys and values of full or
-sliding-window attention, and whose positions mean the same in every batch. What a config says of
-that is read here. The rest is tried on prompts of a few tokens: the logits of a batch must be those
-of each prompt alone. M1 tries the padded batch that it runs; for M2 to M5, which put their own
-attention into the model, see `flat_probe`.
+That is a causal language model whose only state is the keys and values of full or sliding-window
+attention, and whose positions mean the same in every batch. Some of this is in the config, and is
+read here. The rest is tested with prompts of a few tokens: the logits in a batch must be those of
+each prompt alone. For M1, the test is the padded batch that it uses. M2 to M5 put their own
+attention into the model; for their test see `flat_probe`.
 """
 
 from __future__ import annotations
@@ -23,63 +23,63 @@ from .hf_model import with_attention
 from .pretrained import quiet_transformers
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
-"""Rotary embeddings whose angles depend on a token's own position. `dynamic` and `longrope` also
-look at the longest position in the batch, which may be another request's."""
+"""Rotary embeddings whose angles depend only on a token's own position. `dynamic` and `longrope`
+also use the longest position in the batch, which may belong to another request."""
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 _KV_LAYERS = ("DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer")
-"""Layers of Hugging Face's cache that hold keys and values or nothing, by name: not every release
-has all of them."""
+"""Names of Hugging Face's cache layers that hold keys and values or nothing. They are names because
+not every release has all of them."""
 
 _NUM_TOKENS = (11, 6)
-"""Of the two prompts that are tried; the first is longer than the window of any tiny model."""
+"""Tokens of the two test prompts; the first is longer than the window of any tiny model."""
 
 _SMALL_WINDOW = 5
-"""Shorter than both."""
+"""Shorter than both prompts."""
 
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
-"""How far logits may be from the expected ones, relative to their length, for a dtype. Wrong ones:
-about 1."""
+"""How far logits may be from the expected ones, relative to the norm of these, by dtype. For wrong
+logits it is about 1."""
 
 
 def check_flat(model: PreTrainedModel) -> None:
-    """Refuse a model that flat batches and replaced attention (M2 to M5) would change.
+    """Check that flat batches and replaced attention (M2 to M5) give a model's own logits.
 
     Raises:
-        InputError: names the class, the model type and what stands in the way.
+        InputError: they do not; the message names the class, the model type and the reason.
     """
     with _refusals_name(model):
         _check_config(model)
         if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None):
-            raise UnsupportedError(FEATURES["softcap"])  # which some model's code forgets about
+            raise UnsupportedError(FEATURES["softcap"])  # some models' code forgets to pass it on
         expected = [_alone(model, prompt) for prompt in _prompts(model)]
         for logits, reference in zip(run_flat(model, _prompts(model)), expected, strict=True):
             _check_equal(logits, reference, "in a flat batch, with the attention replaced")
 
 
 def known_logits(model: PreTrainedModel) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Two prompts of a few tokens, and a model's logits `[num_tokens, vocab_size]` of each.
+    """Return two prompts of a few tokens, each with a model's logits `[num_tokens, vocab_size]`.
 
     Raises:
-        InputError: it has none.
+        InputError: the model gives no logits.
     """
     with _refusals_name(model):
         return [(prompt, _alone(model, prompt)) for prompt in _prompts(model)]
 
 
 def check_padded(model: PreTrainedModel) -> None:
-    """Refuse a model that padding on the left and `past_key_values` (M1) would change.
+    """Check that left padding and `past_key_values` (M1) give a model's own logits.
 
     Raises:
-        InputError: names the class, the model type and what stands in the way.
+        InputError: they do not; the message names the class, the model type and the reason.
     """
     with _refusals_name(model):
         _check_config(model)
         _check_padded_batch(model)
         layers = DynamicCache(config=model.config).layers
         window = max((getattr(layer, "sliding_window", 0) for layer in layers), default=0)
-        if window >= max(_NUM_TOKENS):  # no prompt that is tried goes beyond it
+        if window >= max(_NUM_TOKENS):  # the test prompts are shorter
             _check_small_window(model, window)
 
 
@@ -105,7 +105,7 @@ def _check_padded_batch(model: PreTrainedModel) -> None:
             logits_to_keep=1,
         ).logits
         for row, reference in enumerate(expected):
-            # The reference saw the token that is still to come: a causal model does not mind.
+            # The reference also had the next token, which changes nothing in a causal model.
             wanted = reference[len(prompts[row]) - 2 + step]
             _check_equal(logits[row, -1:], wanted[None], "in a padded batch with a KV cache")
     if any(not layer.is_initialized for layer in cache.layers):
@@ -113,9 +113,9 @@ def _check_padded_batch(model: PreTrainedModel) -> None:
 
 
 def _check_small_window(model: PreTrainedModel, window: int) -> None:
-    """Raise `UnsupportedError` if layers do not keep to a window that is longer than the prompts.
+    """Raise `UnsupportedError` if layers ignore a window that is longer than the test prompts.
 
-    What is tried has the same weights and a window that is shorter.
+    The test uses the same weights with a shorter window.
     """
     config = model.config.get_text_config(decoder=True)
     twin = with_attention(model, config._attn_implementation)
@@ -132,7 +132,7 @@ def _check_small_window(model: PreTrainedModel, window: int) -> None:
 
 @contextlib.contextmanager
 def _refusals_name(model: PreTrainedModel) -> Iterator[None]:
-    """Whatever is raised within becomes a refusal that names the model."""
+    """Turn every exception inside the block into an `InputError` that names the model."""
     name = f"{type(model).__name__} (model type {model.config.model_type})"
     try:
         with torch.inference_mode(), quiet_transformers():
@@ -141,7 +141,7 @@ def _refusals_name(model: PreTrainedModel) -> Iterator[None]:
         raise InputError(f"{name} cannot be served: it has {error}") from None
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever code we don't know raises
+    except Exception as error:  # unknown code may raise anything
         lines = str(error).strip().splitlines() or [""]
         reason = f"{type(error).__name__}: {lines[0]}"
         raise InputError(
@@ -169,13 +169,13 @@ def _check_config(model: PreTrainedModel) -> None:
     layer_types = set(getattr(text_config, "layer_types", None) or ())
     if unknown := sorted(layer_types.difference(LAYER_TYPES)):
         raise UnsupportedError(f"layers of type {', '.join(unknown)}")
-    for layer in DynamicCache(config=config).layers:  # a dummy uses what another layer keeps
+    for layer in DynamicCache(config=config).layers:  # a dummy layer uses the KV of another layer
         if type(layer).__name__ not in _KV_LAYERS:
             raise UnsupportedError(f"other state than keys and values ({type(layer).__name__})")
 
 
 def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:
-    """Two prompts of ordinary tokens: no end of text, no place of an image."""
+    """Return two prompts of ordinary tokens: no EOS, no image placeholder."""
     config = model.config.get_text_config(decoder=True)
     special = {
         token
@@ -189,7 +189,7 @@ def _prompts(model: PreTrainedModel) -> list[torch.Tensor]:
 
 
 def _alone(model: PreTrainedModel, prompt: torch.Tensor) -> torch.Tensor:
-    """Logits of all tokens of a prompt, `[num_tokens, vocab_size]`, by Hugging Face alone."""
+    """Return Hugging Face's logits of all tokens of a prompt alone, `[num_tokens, vocab_size]`."""
     input_ids = prompt[None].to(model.device)
     logits = model(
         input_ids=input_ids, attention_mask=torch.ones_like(input_ids), use_cache=False
@@ -208,7 +208,7 @@ def _check_equal(logits: torch.Tensor, expected: torch.Tensor, where: str) -> No
         raise UnsupportedError(f"no logits for the tokens asked for by `logits_to_keep` {where}")
     dtype, tolerance = expected.dtype, _TOLERANCE.get(expected.dtype, 0.2)
     expected, logits = expected.double(), logits.double()
-    # Entries that a model masks out, with -inf or the like, say nothing. Neither does its own NaN.
+    # Entries that a model masks out, with -inf or similar, are ignored. So are its own NaN.
     ordinary = expected.abs() < 1e30
     if not (logits.where(ordinary, 0.0).abs() < 1e30).all():
         raise UnsupportedError(
@@ -221,7 +221,7 @@ def _check_equal(logits: torch.Tensor, expected: torch.Tensor, where: str) -> No
 
 
 def relative_error(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """How far logits `[num_tokens, vocab_size]` are from the expected ones, relative to their
-    length: that of the median token."""
+    """Return the distance of logits `[num_tokens, vocab_size]` to the expected ones, relative to
+    the norm of these, for the median token."""
     difference = (logits.double() - expected.double()).norm(dim=-1)
     return float((difference / expected.double().norm(dim=-1).clamp(min=1e-30)).median())

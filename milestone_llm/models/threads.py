@@ -1,10 +1,10 @@
-"""Whether torch's CPU threads help each other. On a busy machine they wait for each other instead.
+"""Whether torch's CPU threads make small products faster. On a busy machine they do not.
 
-A product of matrices is done when the last thread is. Where another program has one of the cores,
-each of the hundreds of products in a step waits for its turn, and threads that wait keep the other
-cores busy with waiting. So programs tell them to sleep soon, and where they are in the way even
-then, one goes on alone. A load average need not show it (it ends at the container's wall),
-so it is measured. Nothing here imports torch before it is needed.
+A matrix product is finished when the last thread is. If another program uses one of the cores, each
+of the hundreds of products in a step waits for its thread on that core, and threads that wait keep
+the other cores busy. So programs make waiting threads sleep soon. If several threads are slower
+even then, one goes on alone. This is measured, because a load average may not show it (it counts
+only processes in the container). Nothing here imports torch before it is needed.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ import time
 from collections.abc import Callable
 
 NUM_SPINS = 10_000
-"""How often a thread of torch's looks for work before it sleeps. GNU's OpenMP has 300,000,
-milliseconds in which other programs miss the core; with 1,000 it sleeps between two products of a
-layer, and to wake it takes longer than a small product."""
+"""How often a thread of torch checks for work before it sleeps. GNU's OpenMP has 300,000,
+milliseconds in which other programs cannot use the core. With 1,000, threads sleep between two
+products of a layer, and to wake them takes longer than a small product."""
 NUM_PRODUCTS = 10
 NUM_ROUNDS = 15
 SECONDS = 0.25
-"""After that, the rounds that have been are enough."""
+"""After this time, the rounds that are done are enough."""
 TOO_SLOW = 1.5
-"""All threads against one: their time for the same products, from which on they are in the way."""
+"""If all threads take this many times as long as one for the same products, one is used."""
 QUIET_MILLISECONDS = 2.0
-"""Ten products, on the two cores on which the programs' times were taken."""
+"""Milliseconds of ten products, on the two cores on which the programs' durations were measured."""
 
 
 def let_threads_sleep() -> None:
-    """Let torch's threads sleep after `NUM_SPINS`, unless the user has chosen how they wait.
+    """Let torch's threads sleep after `NUM_SPINS` checks, unless the user has chosen how they wait.
 
-    To be called by a program before it imports torch: OpenMP reads the environment when it loads.
+    Call it before importing torch: OpenMP reads the environment when it is loaded.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(NUM_SPINS))
 
 
 def product_times() -> tuple[float, float]:
-    """Milliseconds for ten products of a small step with all of torch's threads, and with one."""
+    """Return milliseconds for ten products of a small step, with all of torch's threads and with
+    one."""
     import torch
 
     num_threads = torch.get_num_threads()
@@ -56,7 +57,8 @@ def product_times() -> tuple[float, float]:
     start = time.perf_counter()
     try:
         while len(pairs) < 3 or (len(pairs) < NUM_ROUNDS and time.perf_counter() < start + SECONDS):
-            pairs.append((milliseconds(num_threads), milliseconds(1)))  # a slow moment hits both
+            # other programs slow both down
+            pairs.append((milliseconds(num_threads), milliseconds(1)))
     finally:
         torch.set_num_threads(num_threads)
     many, one = (statistics.median(times) for times in zip(*pairs, strict=True))
@@ -64,17 +66,17 @@ def product_times() -> tuple[float, float]:
 
 
 def slowness() -> float:
-    """Times that a small product takes here, against quiet cores."""
+    """Return how many times longer a small product takes here than on idle cores."""
     return product_times()[0] / QUIET_MILLISECONDS
 
 
 def settle_threads(say: Callable[[str], object]) -> None:
-    """Go on with one thread where more are in the way.
+    """Use one thread if several are slower.
 
-    Who has chosen a number (`--threads`, `OMP_NUM_THREADS`) keeps it, and is told.
+    If the user has chosen a number (`--threads`, `OMP_NUM_THREADS`), it is kept, with a message.
 
     Args:
-        say: called with what was found and done.
+        say: called with what was measured and done.
     """
     import torch
 

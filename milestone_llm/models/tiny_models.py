@@ -1,8 +1,8 @@
-"""Tiny models with random weights, one per model family, for tests and for a first look.
+"""Tiny models with random weights, one for each model family, for tests and for a first look.
 
-They are real Hugging Face models of a few layers: each has what makes its family different
-(sliding windows, query/key norms, learned positions), so that an engine which runs them all has
-met every case. They speak no language: there is no tokenizer, prompts are token ids.
+They are real Hugging Face models of a few layers. Each has what makes its family different (sliding
+windows, query/key norms, learned positions), so that an engine that runs all of them has handled
+every case. They know no language: there is no tokenizer, and prompts are token ids.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from milestone_llm.core.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-VOCAB_SIZE = 199  # odd and prime: an engine that assumes a multiple of 8 fails here, not later
+VOCAB_SIZE = 199  # odd and prime: an engine that assumes a multiple of 8 fails here
 BOS_TOKEN_ID, EOS_TOKEN_ID, PAD_TOKEN_ID = 1, 2, 0
 
 _COMMON = {
@@ -27,7 +27,7 @@ _COMMON = {
     "bos_token_id": BOS_TOKEN_ID,
     "eos_token_id": EOS_TOKEN_ID,
     "pad_token_id": PAD_TOKEN_ID,
-    # Tied weights would make the likeliest next token the last one again.
+    # Tied weights would make the last token the likeliest next one.
     "tie_word_embeddings": False,
 }
 _GROUPED = {**_COMMON, "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 128}
@@ -47,10 +47,10 @@ TINY_FAMILIES: dict[str, dict[str, Any]] = {
     "opt": {**_COMMON, "ffn_dim": 128, "word_embed_proj_dim": 64, "dropout": 0.0},
     "gpt2": _COMMON,
 }
-"""Config of each family that `build_tiny_model` knows."""
+"""Config of each family of `build_tiny_model`."""
 
 _MODEL_TYPES = {"gemma3": "gemma3_text"}
-_INIT_STD = 0.25  # large enough that greedy outputs wander instead of repeating one token
+_INIT_STD = 0.25  # so large that greedy outputs vary, and do not repeat one token
 
 _SEEDING = threading.Lock()
 """transformers draws weights from torch's default generator, which all threads share."""
@@ -59,16 +59,16 @@ _SEEDING = threading.Lock()
 def build_tiny_model(family: str, seed: int = 0, **config_overrides: Any) -> PreTrainedModel:
     """Build a tiny model of a family with random float32 weights on the CPU.
 
-    The same family, seed and overrides give the same weights on the same torch; the global state
-    of random number generators is left as it was.
+    The same family, seed and overrides give the same weights with the same torch. The global state
+    of random number generators does not change.
 
     Args:
         family: a key of `TINY_FAMILIES`, such as "llama".
-        seed: of the weights.
+        seed: seed of the weights.
         config_overrides: fields of the family's Hugging Face config, such as `head_dim=32`.
 
     Raises:
-        InputError: the family is not known; the message names those that are.
+        InputError: the family is not known; the message lists the known ones.
     """
     if family not in TINY_FAMILIES:
         known = ", ".join(f"tiny-{name}" for name in TINY_FAMILIES)

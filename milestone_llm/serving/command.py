@@ -1,4 +1,4 @@
-"""The command line of every server. Nothing here imports torch: `--help` answers at once."""
+"""The command line of every server. It imports no torch, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import itertools
 import os
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
-from milestone_llm.command.cli import (
+from milestone_llm import __version__
+from milestone_llm.cli import (
     Formatter,
     add_options,
     config_fields,
@@ -25,19 +26,19 @@ from milestone_llm.command.cli import (
     model_libraries,
 )
 from milestone_llm.core.errors import InputError
-from milestone_llm.frontend.garbage import freeze_garbage
+from milestone_llm.gc_control import freeze_gc_heap
 
 from .config import MAX_CONNECTIONS, ServerConfig
 from .engine.client import EngineClient, EngineDeadError
 from .engine.process import EngineProcess, EngineSpec
 
 BACKLOG = 2048
-"""Clients that may connect while the model is loaded; they wait for it."""
+"""Clients that may connect while the model is being loaded. They wait."""
 RESERVED_FILES = 128
-"""Descriptors that are not for connections: traces, pipes, libraries, those about to be closed."""
+"""File descriptors kept free for other uses: traces, pipes, libraries, connections being closed."""
 
 if TYPE_CHECKING:
-    from milestone_llm.frontend.engine import BaseEngine
+    from milestone_llm.core.engine_core import ModelRunner
 
     from .replicas.replicas import Replicas
 
@@ -46,15 +47,15 @@ def serve_command(
     milestone: str,
     description: str | None,
     arguments: Sequence[str] | None = None,
-    prepare: Callable[[BaseEngine], object] | None = None,
+    runner: ModelRunner | None = None,
 ) -> int:
-    """The command line of a milestone's server.
+    """Run the server of a milestone.
 
     Args:
         milestone: the package whose `LLMEngine` is served.
-        description: what `--help` begins with.
-        arguments: instead of the command line.
-        prepare: called with the engine in its process, before it serves. Must be picklable.
+        description: first paragraph of `--help`.
+        arguments: replace those of the command line.
+        runner: computes the steps in place of the milestone's own. Must be picklable.
 
     Returns:
         The exit status: 0 after SIGTERM or Ctrl-C, 1 if the engine died, 2 for bad input.
@@ -62,17 +63,17 @@ def serve_command(
     engine_config = importlib.import_module(milestone).EngineConfig
     args = serve_parser(milestone, description, engine_config).parse_args(arguments)
     fields = _fields_of(engine_config, args)
-    if fields["max_num_seqs"] is None:  # the engine knows what pays on its device
+    if fields["max_num_seqs"] is None:  # the engine chooses the best for its device
         del fields["max_num_seqs"]
-    spec = EngineSpec(milestone, args.model, fields, args.threads, prepare)
+    spec = EngineSpec(milestone, args.model, fields, args.threads, runner)
 
     def body() -> int:
-        from milestone_llm.command.consoles import log_console
+        from milestone_llm.consoles import log_console
 
         tell_tokenizers()
         try:
             return _serve(spec, ServerConfig(**_fields_of(ServerConfig, args)))
-        except EngineDeadError as error:  # before it served; its process has said why
+        except EngineDeadError as error:  # before it served; the engine's process has printed why
             log_console.print(str(error), markup=False, soft_wrap=True)
             return 1
 
@@ -80,7 +81,7 @@ def serve_command(
 
 
 def tell_tokenizers() -> None:
-    """Set what tokenizers read when they are loaded: they start no threads, and say little."""
+    """Set the environment of tokenizers before they are loaded: no threads, few messages."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
@@ -88,10 +89,13 @@ def tell_tokenizers() -> None:
 def serve_parser(
     milestone: str, description: str | None, config: type[Any]
 ) -> argparse.ArgumentParser:
-    """Options of the server and of its engine: one for each field of their configurations."""
+    """Return a parser with an option for each field of the server's and the engine's
+    configurations."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {milestone}.serve", description=description, formatter_class=Formatter
     )
+    version = f"milestone-llm {__version__}"
+    parser.add_argument("--version", action="version", version=version)
     add_options(parser, "model", "threads")
     _add_fields(parser, ServerConfig)
     engine = parser.add_argument_group("the engine", "fields of its EngineConfig")
@@ -105,7 +109,8 @@ def _fields_of(config: type[Any], args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _add_fields(group: argparse._ActionsContainer, config: type[Any]) -> None:
-    """Add an option for each field of a configuration. Its help is what stands below the field."""
+    """Add an option for each field of a configuration. The docstring after the field is its
+    help."""
     kinds, about = get_type_hints(config), _field_docstrings(config)
     for field in dataclasses.fields(config):
         kind: Any = kinds[field.name]
@@ -126,7 +131,7 @@ def _add_fields(group: argparse._ActionsContainer, config: type[Any]) -> None:
 
 
 def _field_docstrings(config: type[Any]) -> dict[str, str]:
-    """Return what stands below each field of a configuration, its own and inherited ones."""
+    """Return the docstring after each field of a configuration, its own and inherited ones."""
     found: dict[str, str] = {}
     for cls in filter(dataclasses.is_dataclass, reversed(config.__mro__)):
         statements = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
@@ -141,7 +146,7 @@ def _serve(spec: EngineSpec, config: ServerConfig) -> int:
     with contextlib.ExitStack() as stack:
         max_connections = _max_connections(config.max_connections)
         keys = [*config.api_key, *_hidden_keys(config.api_key_file)]
-        listener = stack.enter_context(_listen(config.host, config.port))  # before a model's loaded
+        listener = stack.enter_context(_listen(config.host, config.port))  # before the model loads
         host, port = listener.getsockname()[:2]
         config = dataclasses.replace(
             config, host=host, port=port, api_key=keys, max_connections=max_connections
@@ -158,11 +163,11 @@ def _serve(spec: EngineSpec, config: ServerConfig) -> int:
             process = engine = stack.enter_context(EngineProcess(spec))
             importlib.import_module(".server", __package__)  # while the engine loads its model
             process.wait_until_ready()
-        from milestone_llm.command.consoles import console
+        from milestone_llm.consoles import console
 
         from .server import Server
 
-        freeze_garbage()
+        freeze_gc_heap()
         url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
         def on_ready() -> None:
@@ -179,7 +184,7 @@ def _serve(spec: EngineSpec, config: ServerConfig) -> int:
 
 
 def _hidden_keys(path: Path | None) -> list[str]:
-    """Keys of the environment and of a file.
+    """Return the API keys of the environment and of a file.
 
     Raises:
         InputError: the file cannot be read.
@@ -192,10 +197,10 @@ def _hidden_keys(path: Path | None) -> list[str]:
 
 
 def _replicas(spec: EngineSpec, config: ServerConfig) -> Replicas:
-    """Engines on Ray.
+    """Start engines on Ray.
 
     Raises:
-        InputError: Ray is not installed, or the options do not go together.
+        InputError: Ray is not installed, or the options contradict each other.
     """
     if not config.replicas:
         raise InputError("--ray-address and --autoscaling need --replicas N, the least number")
@@ -206,8 +211,8 @@ def _replicas(spec: EngineSpec, config: ServerConfig) -> Replicas:
         raise InputError("--replicas of engines on several GPUs each are not supported")
     if importlib.util.find_spec("ray") is None:
         raise InputError('--replicas needs Ray: pip install "milestone-llm[ray]"')
-    if not config.ray_address:  # a Ray of our own, which listens at all addresses of the machine
-        os.environ["RAY_AUTH_MODE"] = "token"  # it reads this when it is imported
+    if not config.ray_address:  # we start Ray, and it listens on all addresses of the machine
+        os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads this on import
     from .replicas.replicas import Replicas
 
     autoscaling = config_fields(config.autoscaling, "--autoscaling")
@@ -215,14 +220,14 @@ def _replicas(spec: EngineSpec, config: ServerConfig) -> Replicas:
 
 
 def _max_connections(wanted: int | None) -> int:
-    """How many clients may be connected at one time.
+    """Return how many clients may be connected at one time.
 
     Raises:
-        InputError: this process may not have as many files open.
+        InputError: this process may not have enough files open.
     """
     try:
         import resource
-    except ImportError:  # Windows, which has no such limit
+    except ImportError:  # Windows has no such limit
         return wanted or MAX_CONNECTIONS
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
@@ -237,15 +242,15 @@ def _max_connections(wanted: int | None) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at this address: nobody else can, and who comes early waits.
+    """Return a socket that listens at this address. Clients can connect from now on, and wait.
 
     Raises:
-        InputError: the address is taken, or is none of this machine's.
+        InputError: the address is in use, or is not an address of this machine.
     """
     if not host.strip():
         raise InputError("--host is empty: 127.0.0.1 is for this machine alone, 0.0.0.0 for all")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio looks at the protocol before it switches Nagle's algorithm off.
+    # With another protocol number, asyncio would not switch Nagle's algorithm off.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,4 +1,4 @@
-"""Options of a server. Those of its engine are the milestone's `EngineConfig`."""
+"""Options of a server. The options of its engine are the milestone's `EngineConfig`."""
 
 from __future__ import annotations
 
@@ -12,62 +12,68 @@ from urllib.parse import urlsplit
 from milestone_llm.core.errors import InputError
 
 MAX_CONNECTIONS = 1024
-"""Unless the server is told another number, or may not have so many files open."""
+"""Most connections, unless an option says otherwise or fewer files may be open."""
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Where a server listens, what it lets in, and how it ends. Each field is an option.
+    """Where a server listens, what it accepts, and how it ends. Each field is an option.
 
     Raises:
-        InputError: a value that no server could keep to.
+        InputError: a value that is out of range or malformed.
     """
 
     host: str = "127.0.0.1"
     """Address to listen at; 0.0.0.0 lets others in."""
     port: int = 8000
-    """0: one that is free."""
+    """Port to listen on; 0 takes a free one."""
     allowed_hosts: Sequence[str] = ()
-    """Names of the server that clients may use, beside localhost; without them, any name is taken
-    where there is a key or the address is not this machine's own."""
+    """Names of the server that clients may use, in addition to localhost; without them, every name
+    is accepted if there is a key or if the address is not this machine's own."""
     allowed_origins: Sequence[str] = ()
-    """Of web pages whose scripts may use the server, such as http://localhost:3000; * for all."""
+    """Origins of web pages whose scripts may use the server, such as http://localhost:3000; * for
+    all."""
     api_key: Sequence[str] = ()
-    """Ask for one of these keys; a prompt cached for one key is not found by another."""
+    """Accept only requests with one of these keys; a prompt cached for one key is not found with
+    another."""
     api_key_file: Path | None = None
-    """A key a line; on a command line, every user of the machine can read them.
-    MILESTONE_LLM_API_KEY of the environment may hold keys, too, with spaces between."""
+    """File with one key a line; other users of the machine can read keys of a command line, but not
+    those in a file. The environment variable MILESTONE_LLM_API_KEY may also have keys, separated by
+    spaces."""
     log_level: Literal["error", "warning", "info", "debug"] = "warning"
-    """What is said of the server's doing; info: a line for each answer, too."""
+    """How much the server logs; info: also a line for each answer."""
     served_model_name: str | None = None
-    """By which clients ask for the model; without it, that of its folder or file."""
+    """Name of the model for clients; without it, the name of its folder or file."""
     max_queued: int = 256
-    """Completions that may wait for a row; more are answered 429."""
+    """Completions that may wait for a row; further ones are answered with 429."""
     max_body_bytes: int = 8 * 2**20
-    """Of a request."""
+    """Largest body of a request, in bytes."""
     max_bodies_bytes: int = 128 * 2**20
-    """Of all requests together, except the first 64 KiB of each; more are answered 503."""
+    """Largest sum of all bodies, without the first 64 KiB of each, in bytes; further ones are
+    answered with 503."""
     max_connections: int | None = None
     """Clients at one time; without it 1,024, or fewer if `ulimit -n` is low."""
     request_seconds: tuple[float, float] = (10.0, 30.0)
-    """For how long a client may take over the head of a request, and over its body."""
+    """Seconds that a client may take to send the head of a request, and to send its body."""
     drain_seconds: float = 30.0
-    """For how long requests under way may go on after SIGTERM or Ctrl-C."""
+    """Seconds that running requests may go on after SIGTERM or Ctrl-C."""
     page: bool = True
     """Show steps as they happen at /; every client with a key sees all steps there."""
     disable_log_stats: bool = False
-    """No line of figures every ten seconds in which something ran."""
+    """Do not log a line of figures every ten seconds."""
     replicas: int | None = None
-    """So many engines behind a router, on Ray Serve."""
+    """Number of engines, on Ray Serve with a router before them."""
     ray_address: str | None = None
-    """Of a running Ray cluster; without it, replicas are on this machine."""
+    """Address of a running Ray cluster; without it, replicas are on this machine."""
     autoscaling: Sequence[str] = ()
-    """Of Ray Serve's AutoscalingConfig, such as max_replicas=4 target_ongoing_requests=16."""
+    """Fields of Ray Serve's AutoscalingConfig, such as max_replicas=4
+    target_ongoing_requests=16."""
     debug: bool = False
-    """No process for the engine, so that breakpoint() works in it; Ctrl-C is Python's own."""
+    """Run the engine in the server's process, so that breakpoint() works in it; Ctrl-C is Python's
+    own."""
 
     def __post_init__(self) -> None:
-        """Check what stands for itself."""
+        """Check each value by itself."""
         counts = ("max_queued", "max_body_bytes", "max_bodies_bytes", "max_connections", "replicas")
         for name in counts:
             if (number := getattr(self, name)) is not None and number < 1:

@@ -1,6 +1,6 @@
-"""Two threads: HTTP in one of its own, and in the main one whatever runs the engine.
+"""The server's two threads: HTTP runs in a thread of its own, the engine's client in the main one.
 
-That is the reader of what the engine's process sends, or the engine itself (`--debug`): then a
+The client reads what the engine's process sends, or it is the engine itself (`--debug`). Then a
 `breakpoint()` in it stops in a usable pdb while HTTP goes on. Signals arrive in the main thread.
 """
 
@@ -23,7 +23,7 @@ import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
-from milestone_llm.command.consoles import log_console
+from milestone_llm.consoles import log_console
 
 from .api.app import build_app
 from .api.async_engine import AsyncEngine
@@ -37,16 +37,16 @@ from .engine.client import EngineClient, EngineDeadError
 log = logging.getLogger(__name__)
 
 DEATH_SECONDS = 1.0
-"""For how long `/health` still says of a dead engine that it is dead."""
+"""Seconds for which `/health` still answers that the engine is dead."""
 CLOSING_SECONDS = 2
-"""For how long a client may take to read the end of its answer when the server ends."""
+"""Seconds that a client may take to read the end of its answer when the server ends."""
 ACCEPTED_AT_ONCE = 8
-"""Connections that the event loop takes before it looks at others: each has a descriptor before it
-is counted."""
+"""Connections that the event loop accepts in a row. Each has a file descriptor before it is
+counted."""
 BACKLOG = 2048
-"""Clients that the kernel lets wait for that."""
+"""Clients that may wait in the kernel to be accepted."""
 SWITCH_SECONDS = 0.0005
-"""For how long the main thread waits for HTTP's, at most, when it has something."""
+"""Seconds that the main thread waits for HTTP's thread, at most, when it has a message."""
 
 
 class Server:
@@ -65,7 +65,7 @@ class Server:
         )
         app = build_app(Service(self._engine, config.has_page))
         http: ASGIApp = AdmissionMiddleware(app, self._engine, config)
-        if config.allowed_origins:  # outermost: a browser asks for leave without a key
+        if config.allowed_origins:  # outermost: a browser's preflight request has no key
             origins = [origin.lower() for origin in config.allowed_origins]
             http = CORSMiddleware(http, origins, ("GET", "POST"), ("*",), expose_headers=("*",))
         connection: Any = functools.partial(HttpConnection, limits=config)
@@ -75,7 +75,7 @@ class Server:
                 http=connection,
                 ws="none",
                 backlog=ACCEPTED_AT_ONCE,
-                # What clients do wrong, they are told.
+                # Errors of clients are in their answers.
                 log_level=config.log_level if has_access_log else "error",
                 access_log=has_access_log,
                 lifespan="off",
@@ -89,7 +89,7 @@ class Server:
         """Serve on a listening socket, from the main thread.
 
         Args:
-            on_ready: called when the first request may come.
+            on_ready: called when the server accepts requests.
 
         Returns:
             False if the engine died.
@@ -126,7 +126,7 @@ class Server:
         while not (self._http.started or serving.done()):
             await asyncio.sleep(0.001)
         if self._http.started:
-            listener.listen(BACKLOG)  # asyncio's own number is that of connections taken at once
+            listener.listen(BACKLOG)  # asyncio passes ACCEPTED_AT_ONCE
         self._has_started.set()
         if self._config.disable_log_stats:
             await serving
@@ -159,11 +159,11 @@ class Server:
         if number == signal.SIGINT:
             signal.signal(
                 signal.SIGINT, signal.default_int_handler
-            )  # a second Ctrl-C is in earnest
+            )  # a second Ctrl-C ends the server at once
         self.end("the server is draining", self._config.drain_seconds)
 
     def end(self, reason: str, drain_seconds: float, linger_seconds: float = 0.0) -> None:
-        """Let no more requests in, let those inside finish for a while, then end HTTP."""
+        """Admit no more requests, let open ones finish for `drain_seconds`, then end HTTP."""
 
         async def end() -> None:
             self._engine.close(reason)

@@ -1,9 +1,10 @@
-"""A server whose steps take as long as a formula says, whatever the machine.
+"""A server whose steps take as long as a formula says, on every machine.
 
     python -m milestone_llm.serving.timed m2_batching --step-ms 20 --token-ms 0.2 [serve's options]
 
-The model computes nothing and says the same token again and again. All else is real: scheduler, KV
-management, HTTP. So it shows what scheduling does to clients, and a busy machine hardly matters.
+The model computes nothing and returns the same token again and again. Everything else is real:
+scheduler, KV management, HTTP. So it shows how scheduling changes latencies, and other work on the
+machine hardly matters.
 """
 
 from __future__ import annotations
@@ -12,25 +13,20 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
-from typing import TYPE_CHECKING
 
 from milestone_llm import MILESTONES
-from milestone_llm.command.cli import at_least_0
+from milestone_llm.cli import at_least_0
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 
 from .command import serve_command
 
-if TYPE_CHECKING:
-    from milestone_llm.frontend.engine import BaseEngine
-
 TOKEN_ID = 40
-"""What is said; a token with a text in every vocabulary."""
+"""The token that every step returns; it has a text in every vocabulary."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
+    """Run the command line. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m milestone_llm.serving.timed",
         description=__doc__,
@@ -41,23 +37,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--step-ms", type=at_least_0, required=True, help="of a step")
     add("--token-ms", type=at_least_0, default=0.0, help="and of each position in it")
     args, options = parser.parse_known_args(arguments)
-    wait = partial(replace_runner, step_ms=args.step_ms, token_ms=args.token_ms)
-    return serve_command(args.milestone, __doc__, options, prepare=wait)
+    runner = WaitingRunner(args.step_ms, args.token_ms)
+    one_thread = ["--threads", "1"]  # there is nothing to share
+    return serve_command(args.milestone, __doc__, [*one_thread, *options], runner)
 
 
 class WaitingRunner:
-    """Instead of computing, its steps wait.
+    """A model runner whose steps sleep instead of computing.
 
     Args:
-        step_ms: ms of a step.
-        token_ms: ms more for each position that it computes, padding included.
+        step_ms: duration of a step, in ms.
+        token_ms: ms more for each computed position, padding included.
     """
 
     def __init__(self, step_ms: float, token_ms: float = 0.0) -> None:
         self._step_ms, self._token_ms = step_ms, token_ms
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Start waiting."""
+        """Start a step; `wait` sleeps until its time is over."""
         num_positions = plan.num_tokens + plan.num_padding_tokens
         end = time.perf_counter() + (self._step_ms + self._token_ms * num_positions) / 1e3
         due = [each.request_id for row in plan.rows for each in row.sampling_requests]
@@ -69,15 +66,7 @@ class WaitingRunner:
         return LaunchedStep(wait)
 
     def reset(self) -> None:
-        """There is nothing to forget."""
-
-
-def replace_runner(engine: BaseEngine, step_ms: float, token_ms: float = 0.0) -> None:
-    """Let the steps of an engine wait instead of computing, see `WaitingRunner`."""
-    import torch
-
-    torch.set_num_threads(1)  # there is nothing to share
-    engine.core.runner = WaitingRunner(step_ms, token_ms)
+        """Do nothing: a step leaves no state."""
 
 
 if __name__ == "__main__":

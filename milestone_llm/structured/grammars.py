@@ -1,7 +1,7 @@
-"""Grammars over a model's tokens, by llguidance.
+"""Grammars over a model's tokens, compiled by llguidance.
 
-`Grammars` compiles, each grammar once; a request gets a copy of its own. Compiling may take a
-second. It happens where prompts are encoded, so no step waits for it.
+`Grammars` compiles each grammar once; every request gets a copy of its own. Compiling may take a
+second. It is done where prompts are encoded, so that no step waits for it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NICENESS = 10
-"""By which a server's thread that compiles is nicer than its others."""
+"""Niceness of a server's compiling thread, relative to its other threads."""
 MAX_COMPILED = 64
-"""Grammars that are kept for requests to come."""
+"""Most compiled grammars that are kept for later requests."""
 
 
 class Grammar(AllowedTokens):
-    """The rule of one request: a matcher that follows its output.
+    """The grammar of one request: a matcher that follows its output.
 
     Args:
-        matcher: an `LLMatcher` at its beginning.
+        matcher: an `LLMatcher` in its initial state.
     """
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
@@ -43,18 +43,21 @@ class Grammar(AllowedTokens):
         self.vocab_size = vocab_size
         self._words: Tensor | None = None
         self._followed: list[int] = []
-        """Tokens that the matcher has taken."""
+        """Tokens that the matcher has accepted."""
 
     @property
     def num_allowed(self) -> int:
-        """How many tokens the bits that were asked for last allow."""
+        """Number of tokens that the last bitmask allows."""
         if self._words is None:
             return self.vocab_size
         return sum(int(word).bit_count() for word in self._words.numpy().view("uint32"))
 
     def bits(self, output_token_ids: Sequence[int]) -> Tensor:
-        """int32 `[ceil(vocab_size / 32)]`. After an output that breaks the rule, which only a wrong
-        guess can make, everything: what comes after a wrong guess is not kept."""
+        """Return the bitmask of allowed tokens, int32 `[ceil(vocab_size / 32)]`.
+
+        Only a rejected draft token can make the output break the grammar. Then everything is
+        allowed, because tokens after a rejected one are not kept.
+        """
         import torch
 
         num_words = (self.vocab_size + 31) // 32
@@ -68,13 +71,14 @@ class Grammar(AllowedTokens):
     def continuation(
         self, output_token_ids: Sequence[int], token_ids: list[int], most: int
     ) -> list[int]:
-        """Tokens that are forced, else those of `token_ids` that may follow."""
+        """Return tokens that the grammar forces; if there are none, those of `token_ids` that may
+        follow."""
         self._follow(output_token_ids)
         forced = self.matcher.compute_ff_tokens()[:most]
         return forced or token_ids[: self.matcher.validate_tokens(token_ids)]
 
     def _follow(self, token_ids: Sequence[int]) -> int:
-        """Bring the matcher to this output; returns how many of its tokens it has taken."""
+        """Bring the matcher to this output. Returns how many of its tokens the grammar accepts."""
         pairs = zip(self._followed, token_ids, strict=False)
         num_common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         if num_common < len(self._followed):
@@ -86,9 +90,9 @@ class Grammar(AllowedTokens):
 
 
 def compiling_thread() -> ThreadPoolExecutor:
-    """A thread for a server to compile in: where cores are scarce, the others have them first.
+    """Return a thread in which a server compiles. If cores are scarce, other threads go first.
 
-    On Linux, where niceness is a thread's own. Elsewhere it is a thread like any other.
+    This works on Linux, where each thread has its own niceness. Elsewhere it is a normal thread.
     """
 
     def step_back() -> None:
@@ -99,11 +103,11 @@ def compiling_thread() -> ThreadPoolExecutor:
 
 
 class Grammars:
-    """Makes the rules of requests; nothing before the first is asked for.
+    """Makes the grammars of requests. It does no work before the first is asked for.
 
     Args:
-        tokenizer: of the model; None: there can be no grammar.
-        eos_token_ids: those that end an output.
+        tokenizer: the model's tokenizer; None: grammars are not possible.
+        eos_token_ids: tokens that end an output.
     """
 
     def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
@@ -111,16 +115,16 @@ class Grammars:
         self.vocab_size = vocab_size
         self.eos_token_ids = sorted(eos_token_ids)
         self._compiled = OrderedDict[str, Any]()
-        """Matchers at their beginning, by the key of what they were made of; the newest last."""
+        """Matchers in their initial state, by the key of their parameters; the newest is last."""
         self._compiling = threading.Lock()
-        """Held while one is made: whoever asks for one that is ready does not wait for it."""
+        """Held while one is compiled. A request whose grammar is ready does not need the lock."""
         self._tokens: Any = None
 
     def rule_of(self, params: SamplingParams) -> AllowedTokens | None:
-        """A request's own rule, at the beginning of its output; None if it wants none.
+        """Return a grammar of the request's own, at the beginning of its output; None: it has none.
 
         Raises:
-            InputError: llguidance or the tokenizer is missing, or it cannot compile this.
+            InputError: llguidance or the tokenizer is missing, or the grammar cannot be compiled.
         """
         wanted = params.structured_outputs
         if wanted is None:
@@ -163,7 +167,7 @@ class Grammars:
 
 
 def _source(params: StructuredOutputsParams) -> str:
-    """What llguidance compiles."""
+    """Return the text that llguidance compiles."""
     from llguidance import LLMatcher, grammar_from
 
     if params.regex is not None:

@@ -1,4 +1,4 @@
-"""What an output has to look like. Names follow vLLM."""
+"""Constraints on an output's text. Names are vLLM's."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 from milestone_llm.core.errors import InputError
 
 MAX_LENGTH = 100_000
-"""Characters of a schema, regex or grammar."""
+"""Most characters of a schema, regex or grammar."""
 
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """One of these five.
+    """A constraint: exactly one of these five fields is given.
 
     Raises:
-        InputError: none or several are given, or one is of a wrong kind or too long.
+        InputError: none or several are given, or one has a wrong type or is too long.
     """
 
     json: str | dict[str, Any] | bool | None = None
-    """A JSON schema, as text or as what it means."""
+    """A JSON schema, as text or as a value."""
     regex: str | None = None
-    """A regular expression of the whole output."""
+    """A regular expression that matches the whole output."""
     choice: tuple[str, ...] | None = None
-    """The output is one of these."""
+    """The output is one of these texts."""
     grammar: str | None = None
-    """A grammar in Lark's notation, or in that of GBNF."""
+    """A grammar in the notation of Lark or of GBNF."""
     json_object: bool | None = None
-    """True: some JSON object."""
+    """True: any JSON object."""
 
     def __post_init__(self) -> None:
         given = {name: value for name, value in vars(self).items() if value not in (None, False)}
@@ -54,15 +54,15 @@ class StructuredOutputsParams:
 
     @property
     def key(self) -> str:
-        """Equal for those that ask for the same."""
+        """A text that is equal for equal constraints."""
         return json.dumps(vars(self), sort_keys=True)
 
 
 def _schema(value: Any) -> str:
-    """A JSON schema as text.
+    """Return a JSON schema as text.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not a JSON schema.
     """
     try:
         schema = json.loads(value) if isinstance(value, str) else value

@@ -1,1 +1,1 @@
-"""One record a step: kept, printed, written. Engines hand their steps to it."""
+"""Traces: one record for each step, kept, printed or written to a file."""

@@ -1,6 +1,7 @@
-"""Prints `StepRecord`s for people: one compact table a step, in a terminal or a plain log.
+"""Print `StepRecord`s for people: one compact table for each step, in a terminal or a plain log.
 
-Words and glyphs carry the meaning, colour only helps. Rich fits columns; which go is decided here.
+Words and glyphs have the meaning; colour only helps. Rich fits columns to the width; this module
+decides which columns are left out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _LABEL_WIDTH = 10
 _INDENT = 3
 _MAX_ID_WIDTH = 16
 _MAX_ROWS = 16
-"""Shown of a batch; the rest is summed up in one line."""
+"""Most rows of a batch that are printed; the others are summed up in one line."""
 _COLUMNS = (
     "who",
     "phase",
@@ -61,7 +62,7 @@ _DROP_ORDER = (
     "guessed",
     "tokens",
 )
-"""Columns that go first where the console is narrow: rich makes columns narrower, never fewer."""
+"""Columns to leave out first on a narrow console: rich makes columns narrower, but never fewer."""
 _NUMBERS = ("tokens", "guessed", "allowed", "context", "sampled", "cached", "region")
 _STYLE = {"prefill": "bold", "decode": "", "padding": "dim"}
 _SIGN = {"prefill": "▸", "decode": "•", "padding": "░"}
@@ -73,10 +74,10 @@ class ConsoleSink:
     """A tracer sink that prints each record.
 
     Args:
-        console: where to print; standard output if None.
+        console: where to print; None: standard output.
         show_times: print the milliseconds of each step. Without them, the same work prints the
             same text.
-        decode: text of token ids; with it, the text of a sampled token stands beside its number.
+        decode: returns the text of token ids; with it, sampled tokens are printed with their text.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class ConsoleSink:
         self._batch_sizes: list[int] = []
 
     def __call__(self, record: StepRecord) -> None:
-        """Print one record; after the last of a run, how large its batches were."""
+        """Print one record. After the last one of a run, print its batch sizes."""
         self.print_step(record)
         self._batch_sizes.append(len(record.batch))
         if not (record.running or record.waiting or record.swapped):
@@ -100,7 +101,8 @@ class ConsoleSink:
             self._batch_sizes = []
 
     def print_batch_sizes(self, sizes: Sequence[int]) -> None:
-        """Rows of each step as one character, or of a few steps; nothing for a single step."""
+        """Print the rows of each step as one character (or of a few steps); nothing for a single
+        step."""
         if len(sizes) > 1:
             bar, scale = size_bar(sizes, self.console.width - _LABEL_WIDTH)
             first = Text("rows".ljust(_LABEL_WIDTH), "dim").append(bar, "not dim")
@@ -128,11 +130,11 @@ class ConsoleSink:
             totals += f" ({1 - record.num_padding_tokens / sum(counts.values()):.0%} useful)"
         line = Text(f"── step {record.step}  {record.milestone}  ", "bold")
         line.append(totals, "not bold")
-        is_cut = line.cell_len + 2 > self.console.width  # by a rule, numbers too
+        is_cut = line.cell_len + 2 > self.console.width  # a rule would cut it, numbers too
         return line if is_cut else Rule(line, align="left", style="dim")
 
     def _batch(self, record: StepRecord) -> RenderableType:
-        """The table of rows, and what is left of them in one line."""
+        """Return the table of rows, with one line for the rows that do not fit."""
         rows, rest = record.batch[:_MAX_ROWS], record.batch[_MAX_ROWS:]
         if not rows:
             return Text("nothing to compute")
@@ -162,7 +164,7 @@ class ConsoleSink:
         return Group(table, Text(more))
 
     def _cells(self, row: BatchRow, unit: str) -> dict[str, Text | Words]:
-        """What there is to say of a row, by column."""
+        """Return the texts of a row, by column."""
         cells: dict[str, Text | Words] = {
             "who": self._name(row.request_id),
             "phase": Text(f"{_SIGN[row.phase]} {row.phase}"),
@@ -172,7 +174,7 @@ class ConsoleSink:
             cells["guessed"] = Text(f"{row.num_accepted_tokens} of {row.num_draft_tokens}")
         if row.num_allowed_tokens:
             cells["allowed"] = Text(f"{row.num_allowed_tokens:,}")
-        if row.phase != "padding":  # which computes for nobody
+        if row.phase != "padding":  # padding belongs to no position
             last = f"..{row.end - 1}" if row.num_new_tokens > 1 else ""
             cells |= {"positions": Text(f"{row.start}{last}"), "context": Text(str(row.end))}
         if row.sampled_token is not None:
@@ -187,7 +189,7 @@ class ConsoleSink:
         return cells
 
     def _facts(self, record: StepRecord) -> Iterator[tuple[str, str | Text | Words]]:
-        """What happened in its order, and how things stand after the step."""
+        """Yield the events in their order, then the state after the step."""
         events, gone = _together(step_events(record)), set[str | None]()
         for (kind, reason), some in groupby(events, lambda each: (each.kind, each.reason)):
             group = list(some)
@@ -218,7 +220,7 @@ class ConsoleSink:
             yield "time", Text(times, "dim")
 
     def _blocks(self, group: list[StepEvent], unit: str, tail: str) -> Words:
-        """Events of one kind, one after the other: blocks, and whose they are."""
+        """Return one line for events of the same kind: their blocks, and whose they are."""
         words: list[str | Text] = []
         for each in group:
             words += id_ranges(each.blocks)
@@ -230,7 +232,8 @@ class ConsoleSink:
         return Words(words, f"{group[0].kind} {count}: ", tail)
 
     def _holders(self, group: list[StepEvent], gone: set[str | None], record: StepRecord) -> str:
-        """Who still has these blocks, but for the `gone`. Who did not compute is in no record."""
+        """Return which requests, except `gone`, still hold these blocks. A request that did not
+        compute is not in the record."""
         blocks = {block for each in group for block in each.blocks}
         rows = [row for row in record.batch if blocks.intersection(row.blocks or ())]
         names = [safe(row.request_id) for row in rows if row.request_id not in gone]
@@ -240,13 +243,13 @@ class ConsoleSink:
         return Words([self._name(name) for name in names], lead, tail)
 
     def _name(self, name: str, form: str = "{}") -> Text:
-        """A request's id in its colour."""
+        """Return a request's id in its colour."""
         color = request_color(self._index.setdefault(name, len(self._index)))
         return Text(form.format(fit(safe(name), _MAX_ID_WIDTH)), color)
 
 
 def _together(events: Iterable[StepEvent]) -> Iterator[StepEvent]:
-    """Requests that came in one after the other in one line, and their blocks in another."""
+    """Sort consecutive arrivals: the requests in one line, and their blocks in another."""
     for is_coming, group in groupby(events, lambda each: each.kind in _COMING):
         some = list(group)
         if is_coming:

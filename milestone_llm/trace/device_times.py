@@ -1,4 +1,4 @@
-"""What host and device did for a step, in microseconds, where a profiler has looked."""
+"""Times of host and device for a step, in microseconds, where a profiler has run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 
 
 class Span(TypedDict):
-    """A part of the host's work, or a kernel or copy. It begins so long after its step did."""
+    """A part of the host's work, or a kernel or copy. `start_us` counts from the step's start."""
 
     name: str
     start_us: NonNegativeFloat
@@ -15,7 +15,7 @@ class Span(TypedDict):
 
 
 class DeviceTimes(TypedDict):
-    """One step's. Of the device: from its first kernel to the end of its last."""
+    """Times of one step. The device's are from its first kernel to the end of its last one."""
 
     host: list[Span]
     is_graph: bool
@@ -26,4 +26,4 @@ class DeviceTimes(TypedDict):
     us: NonNegativeFloat
     busy_us: NonNegativeFloat
     kernels: list[Span]
-    """None where they are like those of a step before."""
+    """Empty if they are the same as those of an earlier step."""

@@ -1,4 +1,4 @@
-"""Traces as files: one JSON line a step, in `.jsonl` or compressed in `.jsonl.gz`."""
+"""Traces as files: one JSON line for each step, in `.jsonl` or compressed in `.jsonl.gz`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .records import StepRecord
 
 
 class JsonlSink:
-    """Writes one JSON line a record; each is on disk when the step returns.
+    """Writes one JSON line for each record. It is on disk when the step returns.
 
     Raises:
         InputError: the file cannot be written.
@@ -28,7 +28,7 @@ class JsonlSink:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = _open(path, "wt")
-        except (OSError, ValueError) as error:  # the latter: it is no name that a file can have
+        except (OSError, ValueError) as error:  # ValueError: not a valid file name
             reason = getattr(error, "strerror", None) or error
             raise InputError(f"cannot write {path}: {reason}") from None
         weakref.finalize(self, self._file.close)
@@ -40,16 +40,16 @@ class JsonlSink:
 
 
 def read_run(path: str | Path) -> list[StepRecord]:
-    """The records of a trace file that holds one run.
+    """Return the records of a trace file with one run.
 
-    A compressed file may lack its end, as one does that is still being written.
+    A compressed file may lack its end, because it may still be written.
 
     Raises:
-        InputError: the file cannot be read, is empty or holds several runs, or a line is no record;
-            the message names the line.
+        InputError: the file cannot be read, is empty or has several runs, or a line is not a
+            record; the message names the line.
     """
     records: list[StepRecord] = []
-    known: set[str | None] = {None}  # an eviction is nobody's
+    known: set[str | None] = {None}  # an eviction has no request
     try:
         with _open(Path(path), "rt") as file:
             for line in file:
@@ -78,8 +78,8 @@ def read_run(path: str | Path) -> list[StepRecord]:
 
 
 def read_runs(paths: Sequence[str], titles: str | None) -> list[tuple[str, list[StepRecord]]]:
-    """Runs to be shown side by side, each with its title: of those with commas between, or its
-    milestone. Errors as in `read_run`, or there are more of the one than of the other.
+    """Return the runs to be shown together, each with its title: from `titles`, separated by
+    commas, or else its milestone. Errors as in `read_run`, or if the counts differ.
     """
     runs = [read_run(path) for path in paths]
     labels = titles.split(",") if titles else [records[0].milestone for records in runs]

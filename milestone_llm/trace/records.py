@@ -1,4 +1,4 @@
-"""One `StepRecord` per engine step, the same schema in every milestone."""
+"""The trace's record of an engine step, with the same schema in every milestone."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
+from milestone_llm.core.block_hashes import hash_blocks
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request, RequestStatus
 from milestone_llm.core.scheduler import BaseScheduler
-from milestone_llm.frontend.block_hashes import hash_blocks
-from milestone_llm.frontend.watching import SettledStep
+from milestone_llm.frontend.step_log import LoggedStep
 
 from .device_times import DeviceTimes
 
 _OF_SOME = ("num_draft_tokens", "num_accepted_tokens", "num_allowed_tokens")
-"""Written where there are any."""
+"""Fields of a row that are written only if they are not 0."""
 
 _CAUSES = {
     "admitted": {"alloc", "share"},
@@ -30,9 +30,9 @@ _CAUSES = {
     "preempted": {"swap_out", "free"},
     "finished": {"free"},
 }
-"""KV events that follow when something of this kind happens to a request."""
+"""KV events that follow from each kind of change of a request."""
 _CHANGES = {"copy_on_write", "swap_out", "swap_in"}
-"""Other events belong to every step that decodes."""
+"""KV events that count as a change; the others are in every step that decodes."""
 _UNITS = ("token", "region", "block")
 _EVENT_TYPES = ("alloc", "free", "share", "copy_on_write", "evict", "swap_out", "swap_in")
 
@@ -47,23 +47,23 @@ class BatchRow:
     num_new_tokens: NonNegativeInt
     num_cached_tokens: NonNegativeInt
     sampled_token: NonNegativeInt | None
-    """The last one, where guesses have brought several."""
+    """The last sampled token; with draft tokens there may be several."""
     blocks: list[NonNegativeInt]
     num_draft_tokens: NonNegativeInt = 0
-    """Guesses that were computed with the row. Those that came true count in `num_new_tokens`."""
+    """Draft tokens that were computed with the row. Accepted ones count in `num_new_tokens`."""
     num_accepted_tokens: NonNegativeInt = 0
-    """How many that is."""
+    """Number of draft tokens that were accepted."""
     num_allowed_tokens: NonNegativeInt = 0
-    """How many tokens could come, where a grammar decides; 0: where none does."""
+    """Number of tokens that a grammar allows; 0: there is no grammar."""
 
     @property
     def end(self) -> int:
-        """Tokens of its request that are in the KV cache when the step is done."""
+        """Tokens of its request that are in the KV cache after the step."""
         return self.start + self.num_new_tokens
 
     @classmethod
     def of(cls, row: ScheduledRequest, sampled: Mapping[str, list[SampledToken]]) -> BatchRow:
-        """An executed row with its token: none amid a prompt, nor where logits held a NaN."""
+        """Return an executed row with its token: None inside a prompt, or if logits had a NaN."""
         tokens = [] if row.is_padding else sampled.get(row.request.request_id, [])
         return cls(
             request_id=row.request.request_id,
@@ -78,16 +78,17 @@ class BatchRow:
 
 
 class Prompt(TypedDict):
-    """What is known of a request when it arrives."""
+    """Facts about a request when it arrives."""
 
     priority: float
     num_tokens: NonNegativeInt
     hashes: list[str]
-    """Of its full blocks, each with all before it: who has equal ones begins alike."""
+    """Hashes of its full blocks. Each covers all tokens before it: equal hashes mean an equal
+    beginning."""
 
 
 class Change(TypedDict):
-    """Who was preempted or finished, and why."""
+    """A request that was preempted or finished, and the reason."""
 
     request_id: str
     reason: str
@@ -95,13 +96,13 @@ class Change(TypedDict):
 
 @dataclass
 class StepRecord:
-    """One engine step. `batch` is what was computed; queues and `kv` are as the step left them.
+    """One engine step. `batch` is what was computed; queues and `kv` are those after the step.
 
-    m5_kernels leaves a step when it has planned the next one: there they are one plan ahead.
-    `start_s` is seconds since the trace began. `arrived` came since the step before was planned.
-    `waiting_reasons` says of those at the head of the queue why the scheduler left them there;
-    those further back wait behind them. `events` are in the order in which they happened: those of
-    planning, then what followed until the next step was planned.
+    m5_kernels finishes a step after it has planned the next one: there, queues and `kv` are one
+    plan ahead. `start_s` is seconds since the trace began. `arrived` are requests that came after
+    the step before was planned. `waiting_reasons` has the scheduler's reason for requests at the
+    head of the queue; all others wait for these. `events` are in the order in which they happened:
+    those of planning, then all until the next step was planned.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False)
@@ -129,18 +130,18 @@ class StepRecord:
     events: list[KVEvent]
     policy: str = "fcfs"
     prompts: dict[str, Prompt] = field(default_factory=dict)
-    """Of those that arrived."""
+    """Facts about the requests in `arrived`."""
     device: DeviceTimes | None = None
-    """Where a profiler has looked."""
+    """Set for a step that was profiled."""
 
     @classmethod
     def of(
-        cls, step: SettledStep, scheduler: BaseScheduler, start: float | None = None
+        cls, step: LoggedStep, scheduler: BaseScheduler, start: float | None = None
     ) -> StepRecord:
-        """The record of a settled step.
+        """Return the record of a settled step.
 
         Args:
-            scheduler: its queues and KV memory as they are now.
+            scheduler: its queues and KV memory are read now.
             start: when the trace began, in seconds of `time.perf_counter()`; None: now.
         """
         plan = step.plan
@@ -179,10 +180,10 @@ class StepRecord:
 
     @classmethod
     def from_json(cls, line: str) -> StepRecord:
-        """The record of which `to_dict` made this. A trace may come from anybody: all is checked.
+        """Return the record that `to_dict` wrote. A trace may come from a stranger: all is checked.
 
         Raises:
-            ValueError: a field is missing or of a wrong type, or a block is not one of the pool's.
+            ValueError: a field is missing or of a wrong type, or a block is not in the pool.
         """
         record = _READER.validate_json(line)
         kv, kinds = record.kv, {event.type for event in record.events}
@@ -198,12 +199,12 @@ class StepRecord:
 
     @property
     def requests(self) -> set[str]:
-        """Ids of all that it speaks of as being there."""
+        """Ids of all requests in the batch, the queues or `arrived`."""
         rows = (row.request_id for row in self.batch)
         return {*rows, *self.arrived, *self.waiting, *self.running, *self.swapped}
 
     def to_dict(self) -> dict[str, Any]:
-        """The record as plain data: what a JSON line holds."""
+        """Return the record as plain data, as in a JSON line."""
         data = dict(vars(self))
         data["batch"] = [
             {name: value for name, value in vars(row).items() if name not in _OF_SOME or value}
@@ -222,7 +223,7 @@ class StepRecord:
 _READER = TypeAdapter(StepRecord)
 
 
-def _prompts(step: SettledStep, scheduler: BaseScheduler) -> dict[str, Prompt]:
+def _prompts(step: LoggedStep, scheduler: BaseScheduler) -> dict[str, Prompt]:
     if not step.arrived:
         return {}
     kv, rows = scheduler.kv_usage(), (row.request for row in step.plan.rows)
@@ -244,9 +245,9 @@ def _ids(requests: Iterable[Request]) -> list[str]:
 
 @dataclass(frozen=True)
 class StepEvent:
-    """`arrived`, one of `_CAUSES`, or the type of a KV event, which has blocks.
+    """An event: `arrived`, a key of `_CAUSES`, or the type of a KV event, which has blocks.
 
-    `release` is a `free` of blocks that others hold still.
+    `release` is a `free` of blocks that other requests still hold.
     """
 
     kind: str
@@ -256,10 +257,11 @@ class StepEvent:
 
 
 def step_events(record: StepRecord) -> Iterator[StepEvent]:
-    """All that happened in a step, to requests and to KV memory, in the order in which it happened.
+    """Yield the events of a step, of requests and of KV memory, in the order of happening.
 
-    What becomes of a request comes just before what that does to its blocks: it is preempted, then
-    its blocks are freed. Who has no KV event comes last: who held no blocks, and all of m1_single.
+    A request's event comes just before the KV events that it causes: a request is preempted, then
+    its blocks are freed. Requests without KV events are last: they held no blocks, or the milestone
+    is m1_single.
     """
     yield from (StepEvent("arrived", name) for name in record.arrived)
     changes = [StepEvent("preempted", one["request_id"], one["reason"]) for one in record.preempted]
@@ -280,10 +282,10 @@ def step_events(record: StepRecord) -> Iterator[StepEvent]:
 
 
 def steps_with_changes(records: list[StepRecord]) -> list[StepRecord]:
-    """The first step, the last, and each in which something changed.
+    """Return the first step, the last, and each in which something changed.
 
-    That is: a request began to wait, was admitted, finished, preempted or resumed; a block was
-    copied or swapped; the number of rows in a phase is not what it was one step earlier.
+    A change is: a request began to wait, was admitted, finished, preempted or resumed; a block was
+    copied or swapped; the number of rows in a phase differs from the step before.
     """
     changed = [after for before, after in pairwise(records) if _has_change(before, after)]
     steps = {record.step for record in [*records[:1], *changed, *records[-1:]]}

@@ -1,7 +1,7 @@
-"""Small pieces of text and the colours of requests, where rich has none of its own.
+"""Short texts, and the colours of requests, where rich has no function for them.
 
-Rich cuts off the end of what does not fit. Here an id keeps both ends, for what tells ids apart is
-often at the end, and a list of blocks keeps its last one, which is the one being written.
+Rich cuts off the end of a text that is too long. Here an id keeps both ends, because ids often
+differ only at the end. A list of blocks keeps its last one, which is being written.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ GAP = "…"
 BAR = "█▒░"
 """Used, cached, free."""
 HEIGHTS = " ▁▂▃▄▅▆▇█"
-"""None, then a little, up to all."""
+"""From none to all."""
 _IN_ASCII = str.maketrans("…█▒░▇▆▅▄▃▂▁▸•─", "~#+.%*+=-:.>*-")
 
 
 @dataclass(frozen=True)
 class Words:
-    """Words in one line of a table: as many as its column has room for, and the last.
+    """Words in one line of a table: as many as fit into its column, and the last one.
 
     >>> Words([str(number) for number in range(90)]).line(14).plain
     '0 1 2 3 4 … 89'
@@ -42,7 +42,8 @@ class Words:
     tail: str = ""
 
     def line(self, width: int = 1 << 20) -> Text:
-        """The words in about `width` cells; a long `tail` wraps before they are left out."""
+        """Return the words in about `width` cells. A long `tail` is wrapped before words are left
+        out."""
         words = [Text(word) if isinstance(word, str) else word for word in self.words]
         sizes = [word.cell_len + 1 for word in words]
         space = max(8, width - cell_len(self.lead + self.tail))
@@ -54,27 +55,27 @@ class Words:
 
     @property
     def cell_len(self) -> int:
-        """Cells that it can make do with: 10, if the words need as many."""
+        """The least cells that it needs: at most 10."""
         return min(10, self.line().cell_len)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Tells rich how narrow it may become, so that a table shrinks it before other columns."""
+        """Tell rich the smallest width, so that a table shrinks this column before others."""
         return Measurement(self.cell_len, self.line().cell_len)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """The line for the width that the table gives."""
+        """Yield the line in the width of the table."""
         yield self.line(options.max_width)
 
 
 _HUES = ["#1b7fc4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1", "#a6761d"]
-"""Okabe and Ito's colour-blind-safe set, for dark and light terminals alike: its blue is a little
-lighter here, purple and brown stand for its yellow and black."""
+"""Okabe and Ito's colour-blind-safe set, for dark and light terminals: its blue is a little lighter
+here, and purple and brown replace its yellow and black."""
 
 _WHITE, _BLACK = ColorTriplet(255, 255, 255), ColorTriplet(0, 0, 0)
 
 
 def request_color(index: int) -> str:
-    """The colour of the `index`-th request (0 is the first to appear) as `#rrggbb`, everywhere.
+    """Return the colour of the `index`-th request (0 appears first) as `#rrggbb`, for all outputs.
 
     Eight hues, then the same hues lighter and darker; after 24 requests they repeat.
     """
@@ -84,7 +85,7 @@ def request_color(index: int) -> str:
 
 
 def fit(text: str, width: int) -> str:
-    """`text`, or its two ends, in at most `width` cells."""
+    """Return `text`, or its two ends, in at most `width` cells."""
     if cell_len(text) <= width:
         return text
     space = max(0, width - cell_len(GAP))
@@ -94,7 +95,7 @@ def fit(text: str, width: int) -> str:
 
 
 def token_text(decode: Callable[[list[int]], str], token_id: int) -> str:
-    """Text of one token; none of an id that the tokenizer does not know."""
+    """Return the text of one token; empty for an id that the tokenizer does not know."""
     try:
         return decode([token_id])
     except Exception:
@@ -102,12 +103,12 @@ def token_text(decode: Callable[[list[int]], str], token_id: int) -> str:
 
 
 def safe(text: str) -> str:
-    """A user's text without control characters."""
+    """Return a user's text without control characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def id_ranges(ids: Sequence[int]) -> list[str]:
-    """Ids in their order, three or more consecutive ones as a range.
+    """Return ids in their order, three or more consecutive ones as a range.
 
     >>> id_ranges([4, 5, 6, 7, 12, 9, 10])
     ['4-7', '12', '9', '10']
@@ -120,26 +121,26 @@ def id_ranges(ids: Sequence[int]) -> list[str]:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 block`, `2 blocks`, `1,200 copies`."""
+    """Return `1 block`, `2 blocks`, `1,200 copies`."""
     if count != 1:
         noun = noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
     return f"{count:,} {noun}"
 
 
 def fill_bar(used: int, total: int, width: int, cached: int = 0) -> str:
-    """How full something is: rounded up, so that little is not nothing; only full looks full."""
+    """Return a bar. Counts are rounded up, so that a little is visible; only full looks full."""
     used_cells = min(-(-used * width // total), width - (used < total))
     cached_cells = min(-(-cached * width // total), width - used_cells)
     return (BAR[0] * used_cells + BAR[1] * cached_cells).ljust(width, BAR[2])
 
 
 def size_bar(sizes: Sequence[int], width: int) -> tuple[str, str]:
-    """Batch sizes over time, one character for a step or for as many as must share one.
+    """Draw batch sizes over time, one character for a step or for several steps.
 
-    Up to nine rows the characters are digits, else heights; steps that share one show their mean.
+    Up to nine rows the characters are digits, otherwise heights. Several steps show their mean.
 
     Returns:
-        The characters, and what they stand for.
+        The characters, and an explanation.
     """
     num_steps = -(-len(sizes) // width)
     parts = [sizes[first : first + num_steps] for first in range(0, len(sizes), num_steps)]
@@ -153,7 +154,7 @@ def size_bar(sizes: Sequence[int], width: int) -> tuple[str, str]:
 
 
 def kv_text(kv: KVUsage, width: int) -> list[str]:
-    """How full the KV cache is: a bar with units (m1_single has no pool), then tokens."""
+    """Return how full the KV cache is: a bar with units (m1_single has no pool), then tokens."""
     tokens = f"{plural(kv.stored_tokens, 'token')} stored, {kv.reserved_tokens:,} reserved"
     if kv.reserved_tokens:
         empty = max(0, kv.reserved_tokens - kv.stored_tokens) / kv.reserved_tokens
@@ -169,9 +170,9 @@ def kv_text(kv: KVUsage, width: int) -> list[str]:
 
 
 def print_lines(console: Console, content: RenderableType) -> None:
-    """Print without the spaces with which rich fills lines up: a log or a page would keep them.
+    """Print without the spaces that rich adds at line ends: a log or a page would keep them.
 
-    Where the encoding knows no more than ASCII, each sign becomes one that it knows.
+    If the encoding is ASCII, signs are replaced by ASCII characters.
     """
     for segments in console.render_lines(content, pad=False):
         line = Text.assemble(*((part.text, part.style or "") for part in segments))

@@ -1,9 +1,9 @@
-"""The debug tracer: keeps, prints and writes one `StepRecord` a step.
+"""The debug tracer: it keeps, prints and writes one `StepRecord` for each step.
 
-Records stay in memory (`engine.tracer.records`) and can be printed (`trace="console"` or
-`LLM_TRACE=1`) or written as one JSON line each (`trace="steps.jsonl"`, or `.jsonl.gz`), for
-`m1_single.timeline` to draw and `explore` to make a page of. When tracing is off, the engine skips
-all of it with one test for None.
+Records are kept in memory (`engine.tracer.records`). They can be printed (`trace="console"` or
+`LLM_TRACE=1`), or written as one JSON line each (`trace="steps.jsonl"`, or `.jsonl.gz`), which
+`m1_single.timeline` draws and `explore` turns into a page. When tracing is off, the engine skips
+all of this with one test for None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.scheduler import BaseScheduler
-from milestone_llm.frontend.watching import SettledStep
+from milestone_llm.frontend.step_log import LoggedStep
 
 from .jsonl import JsonlSink
 from .records import StepRecord
@@ -24,10 +24,10 @@ Decode = Callable[[list[int]], str]
 
 
 class Tracer:
-    """Keeps `StepRecord`s and passes each on to the sinks it was given.
+    """Keeps `StepRecord`s, and passes each on to its sinks.
 
     Args:
-        keeps_records: whether `records` grows; a server that runs for weeks wants sinks alone.
+        keeps_records: whether `records` grows; a server that runs for weeks uses sinks only.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Tracer:
         self.keeps_records = keeps_records
         self._start: float | None = None
 
-    def record(self, step: SettledStep, scheduler: BaseScheduler) -> None:
-        """Keep one record and show or write it.
+    def record(self, step: LoggedStep, scheduler: BaseScheduler) -> None:
+        """Make one record, keep it, and pass it on to the sinks.
 
         A sink that fails (a full disk, a closed pipe) gets no more records; the engine goes on.
         """
@@ -58,18 +58,23 @@ class Tracer:
                 message = f"the trace ends with step {record.step}: {error}"
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
 
+    def keep_no_records(self) -> None:
+        """Let the sinks alone have the records from now on."""
+        self.keeps_records = False
+        self.records.clear()
+
     @classmethod
     def from_option(cls, option: str | None, decode: Decode | None = None) -> Tracer | None:
-        """The tracer for `EngineConfig.trace`, or None when nothing is to be traced.
+        """Return the tracer for `EngineConfig.trace`; None: no tracing.
 
         Args:
             option: "console", "memory" (records are kept, nothing is shown), a path that ends in
-                .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` in the environment prints every step
-                besides, whatever the program has chosen.
-            decode: text of token ids, to be printed beside sampled ones.
+                .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` in the environment also prints every
+                step, with every option.
+            decode: returns the text of token ids, printed next to sampled tokens.
 
         Raises:
-            InputError: the option, or the variable, is none of these.
+            InputError: the option, or the variable, has another value.
         """
         path = trace_path(option)
         sinks: list[Callable[[StepRecord], None]] = [] if path is None else [JsonlSink(path)]
@@ -82,10 +87,10 @@ class Tracer:
 
 
 def trace_path(option: str | None) -> Path | None:
-    """The file that `EngineConfig.trace` names, if it does.
+    """Return the path in `EngineConfig.trace`, if it is one.
 
     Raises:
-        InputError: the option is none that it knows.
+        InputError: the option has an unknown value.
     """
     if option is not None and option.endswith((".jsonl", ".jsonl.gz")):
         return Path(option)
@@ -96,10 +101,10 @@ def trace_path(option: str | None) -> Path | None:
 
 
 def _prints_every_step() -> bool:
-    """Whether `LLM_TRACE` says so.
+    """Return whether `LLM_TRACE` is 1.
 
     Raises:
-        InputError: it says something else.
+        InputError: it has an unknown value.
     """
     value = os.environ.get("LLM_TRACE", "")
     if value not in ("", "0", "1"):

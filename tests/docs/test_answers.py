@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from engine_helpers import tiny_model
+from helpers.engines import tiny_model
 from m5_kernels.step_graphs import Buckets, StepShape
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.workloads import WorkItem, exactly, serve
-from milestone_llm.lab.trace.positions import Positions
+from milestone_llm.lab.explorer.positions import Positions
 from milestone_llm.serving.replicas.router import BUSIER
 
 DOCS = Path(__file__).parents[2] / "docs"

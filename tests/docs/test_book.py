@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 import pytest
 
 from docs.book import ROOT, Book, broken_links, contents, target
-from page_helpers import Opened
+from helpers.pages import Opened
 
 
 @pytest.fixture(scope="module")

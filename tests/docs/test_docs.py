@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forked import run_python
+from helpers.forked import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -12,7 +12,7 @@ import yaml
 import m1_single.bench
 from docs.docs_commands import check_exists
 from docs.measured import parts
-from forked import run_python
+from helpers.forked import run_python
 from milestone_llm.lab.bench.record import FIELDS
 
 ROOT = Path(__file__).parents[2]

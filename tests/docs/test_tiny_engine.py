@@ -15,7 +15,7 @@ import pytest
 import m4_prefix_chunked
 from docs import tiny_engine
 from docs.tiny_engine import Engine, Request
-from engine_helpers import make_engine, random_prompts, tiny_model, word_tokenizer
+from helpers.engines import make_engine, random_prompts, tiny_model, word_tokenizer
 from m1_single import SamplingParams
 
 ROOT = Path(__file__).parents[2]

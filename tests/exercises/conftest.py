@@ -1,11 +1,11 @@
-"""Runs every check on the reader's code in `exercises/` and on the solution that lies beside it.
+"""Run every check on the reader's code in `exercises/` and on the solution in `solutions/`.
 
 A test file names its exercise: `EXERCISE = ("m1_sorted_batches.py", "SortedScheduler")`. A test
-that takes the fixture `exercise` runs twice, with the reader's code and with the solution. With
-`figure` it notes a number, which is printed at the end beside the number of the code before.
+with the fixture `exercise` runs twice, with the reader's code and with the solution. With `figure`
+it records a number, which is printed at the end next to the number of the code before.
 
-Code that nobody has written yet raises NotImplementedError. Such a test is skipped, so that
-`make test` stays green. Whoever names the test file on the command line is told what to do instead.
+Code that has not been written yet raises NotImplementedError. Such a test is skipped, so that
+`make test` stays green. A reader who names the test file on the command line is told what to do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIGURES = pytest.StashKey[dict[tuple[Path, str, str], dict[str, str]]]()
 
 
 def part_of(whose: str, file: str, name: str) -> Any:
-    """A class or function of an exercise's file."""
+    """Return a class or function of an exercise's file."""
     path = FOLDERS[whose] / file
     spec = importlib.util.spec_from_file_location(f"{whose}_{path.stem}", path)
     assert spec is not None
@@ -39,13 +39,13 @@ def part_of(whose: str, file: str, name: str) -> Any:
 
 
 def is_named(path: Path, config: pytest.Config) -> bool:
-    """Whether the command line names this very file, and not only a folder that holds it."""
+    """Return whether the command line names this very file, and not only its folder."""
     start = config.invocation_params.dir
     return path in {(start / argument.partition("::")[0]).resolve() for argument in config.args}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`exercise` is the reader's code, then the solution."""
+    """Run tests with `exercise` for the reader's code, then for the solution."""
     if "exercise" in metafunc.fixturenames:
         file, name = metafunc.module.EXERCISE
         parts = [part_of(whose, file, name) for whose in FOLDERS]
@@ -54,11 +54,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
-    """An exercise that nobody has begun is skipped, or fails with a word on how to begin."""
+    """Skip a test of an unsolved exercise. If its file was named, fail with a hint how to begin."""
     outcome = yield
     error = outcome.excinfo
     if error is None or not issubclass(error[0], NotImplementedError) or str(error[1]):
-        return  # torch says something when it lacks an operation
+        return  # torch raises it with a text when it lacks an operation
     place = traceback.extract_tb(error[2])[-1]
     if Path(place.filename).parent != FOLDERS["yours"]:
         return
@@ -81,7 +81,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 
 @pytest.fixture
 def figure(request: pytest.FixtureRequest) -> Callable[[str, str, str], None]:
-    """Notes a figure: what is measured, its value, and its value before the exercise."""
+    """Return a function that records a figure: what is measured, its value, and the value
+    before."""
     figures = request.config.stash.setdefault(FIGURES, {})
     whose = next(name for name in FOLDERS if name in request.node.callspec.id.split("-"))
 
@@ -92,7 +93,7 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str, str, str], None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Print the reader's figures beside those before, for test files named on the command line."""
+    """Print the reader's figures next to those before, for test files named on the command line."""
     figures = config.stash.get(FIGURES, {})
     lines = [
         f"{what}: yours {values.get('yours', '-')}, before {before}, "

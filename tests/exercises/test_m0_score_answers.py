@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from docs.questions.m0_transformer import Model
-from engine_helpers import random_prompts, tiny_model
+from helpers.engines import random_prompts, tiny_model
 
 EXERCISE = ("m0_score_answers.py", "score_answers")
 PROMPT, *ANSWERS = random_prompts([12, 1, 2, 5, 5])

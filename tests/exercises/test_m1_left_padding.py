@@ -2,7 +2,7 @@
 
 import torch
 
-from engine_helpers import random_prompts, tiny_model
+from helpers.engines import random_prompts, tiny_model
 
 EXERCISE = ("m1_left_padding.py", "pad_left")
 NAMES = ("input_ids", "attention_mask", "position_ids")

@@ -2,7 +2,7 @@
 
 import random
 
-from engine_helpers import FakeRunner, make_request, scripted_steps
+from helpers.engines import FakeRunner, make_request, scripted_steps
 from m1_single import EngineConfig
 from m1_single.scheduler import Scheduler
 

@@ -2,7 +2,7 @@
 
 import random
 
-from engine_helpers import FakeRunner, make_request, scripted_steps
+from helpers.engines import FakeRunner, make_request, scripted_steps
 from m2_batching import EngineConfig
 from m2_batching.scheduler import Scheduler
 from milestone_llm.core.request_queue import RequestQueue

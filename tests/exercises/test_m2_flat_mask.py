@@ -2,7 +2,7 @@
 
 import torch
 
-from engine_helpers import random_prompts, tiny_model
+from helpers.engines import random_prompts, tiny_model
 
 EXERCISE = ("m2_flat_mask.py", "flatten")
 LENGTHS = [5, 9, 3, 14]

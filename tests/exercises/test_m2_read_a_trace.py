@@ -8,10 +8,10 @@ import pytest
 
 import m1_single.scheduler
 import m2_batching.scheduler
-from engine_helpers import FakeRunner, make_request
+from helpers.engines import FakeRunner, make_request
 from m2_batching import EngineConfig as RegionConfig
 from milestone_llm.frontend.config import EngineConfig
-from milestone_llm.frontend.watching import SettledStep
+from milestone_llm.frontend.step_log import LoggedStep
 from milestone_llm.trace.records import StepRecord
 
 EXERCISE = ("m2_read_a_trace.py", "latencies")
@@ -47,7 +47,7 @@ def trace_of(milestone):
         scheduler.update(plan, sampled)
         execute_s = 0.010 + 0.00025 * (plan.num_tokens + plan.num_padding_tokens)
         times = [now, now + 0.002, now + 0.002 + execute_s, now + 0.003 + execute_s]
-        step = SettledStep(len(records), milestone, times, plan, sampled, [], [], arrived)
+        step = LoggedStep(plan, times, arrived, [], sampled, len(records), milestone)
         records.append(StepRecord.of(step, scheduler, 0.0).to_dict())
         arrival_ms.update(dict.fromkeys(arrived, now * 1e3))
         now = times[-1]

@@ -3,7 +3,7 @@
 import functools
 import random
 
-from engine_helpers import make_request, scripted_steps
+from helpers.engines import make_request, scripted_steps
 from m3_paged import EngineConfig
 from m3_paged.scheduler import Scheduler
 
@@ -23,7 +23,7 @@ def storm(kind, seed):
     """
     config = EngineConfig(max_num_seqs=16, block_size=4, max_num_batched_tokens=512)
     scheduler = kind(config, 128, 48)
-    unfair, preempt = [], scheduler.preempter.preempt
+    unfair, preempt = [], scheduler.kv.preempter.preempt
 
     def watched_preempt(victim, plan, reason):
         if victim.num_preemptions >= MAX_PREEMPTIONS:
@@ -33,7 +33,7 @@ def storm(kind, seed):
                 unfair.append((victim.request_id, counts[victim.request_id], least, counts[least]))
         preempt(victim, plan, reason)
 
-    scheduler.preempter.preempt = watched_preempt
+    scheduler.kv.preempter.preempt = watched_preempt
     rng = random.Random(seed)
     requests = [
         make_request(f"r{arrival}", rng.choice((4, 30)), rng.randint(8, 40), arrival=arrival)

@@ -3,8 +3,8 @@
 import random
 from itertools import pairwise
 
+from helpers.schedulers import Life, prompt, request_of
 from milestone_llm.core.request_queue import RequestQueue
-from scheduler_helpers import Life, prompt, request_of
 
 EXERCISE = ("m4_cache_aware_queue.py", "CacheAwareQueue")
 PATIENCE = 8
@@ -147,4 +147,4 @@ def test_everybody_is_served_also_after_preemption(exercise):
         for number in range(40)
     ]
     life.run(*requests)
-    assert life.scheduler.preempter.num_preemptions > 0
+    assert life.scheduler.kv.preempter.num_preemptions > 0

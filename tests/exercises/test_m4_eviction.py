@@ -4,8 +4,8 @@ import functools
 import random
 from unittest import mock
 
+from helpers.schedulers import BLOCK_SIZE, Life, prompt, request_of
 from m4_prefix_chunked.caching_pool import CachingBlockPool
-from scheduler_helpers import BLOCK_SIZE, Life, prompt, request_of
 
 EXERCISE = ("m4_eviction.py", "EvictingPool")
 WRONG, TOLD = CachingBlockPool, "Blocks of documents that nobody asks for again"
@@ -15,7 +15,7 @@ NUM_REQUESTS = 30  # while one of them is
 
 
 def life_with(kind, **fields):
-    with mock.patch("m4_prefix_chunked.scheduler.CachingBlockPool", kind):
+    with mock.patch("m4_prefix_chunked.kv_cache_manager.CachingBlockPool", kind):
         return Life(**fields)
 
 
@@ -77,5 +77,5 @@ def test_books_and_tokens_stay_right(exercise):
         for number in range(60)
     ]
     life.run(*requests)
-    assert life.scheduler.preempter.num_preemptions > 0
+    assert life.scheduler.kv.preempter.num_preemptions > 0
     assert life.counts["evictions"] > 0

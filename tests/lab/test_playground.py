@@ -233,7 +233,7 @@ def test_ones_own_scheduler_runs_in_place_of_the_milestones(tmp_path):
     ("line", "told", "where"),
     [
         ("1 / (4 - self.steps)", "ZeroDivisionError: division by zero", "mine.py, line 9: 1 / (4"),
-        ("if self.steps == 4: self.kv.pool.ref_counts[0] += 1", "AssertionError: ", "line "),
+        ("if self.steps == 4: self.kv.blocks.pool.ref_counts[0] += 1", "AssertionError: ", "line "),
     ],
 )
 def test_an_exception_and_a_broken_invariant_are_told_with_step_and_line(

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import m5_kernels
-from engine_helpers import hf_generate, word_tokenizer
+from helpers.engines import hf_generate, word_tokenizer
 from milestone_llm.core.errors import InputError
 from milestone_llm.models import gguf_cache
 from milestone_llm.models.checkpoint import (

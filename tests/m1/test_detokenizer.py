@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from engine_helpers import word_tokenizer
+from helpers.engines import word_tokenizer
 from milestone_llm.frontend.detokenizer import Detokenizer, decode_whole
 
 FAMILY = "👨‍👩‍👧‍👦"  # four emoji and three joiners: 25 bytes

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from engine_helpers import as_text, word_tokenizer
-from interrupter import Interrupter
+from helpers.engines import as_text, word_tokenizer
+from helpers.interrupter import Interrupter
 from m1_single import RequestOutput, SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.frontend import output_processor
-from milestone_llm.frontend.output_processor import OutputProcessor
-from milestone_llm.frontend.output_queue import OutputQueue
+from milestone_llm.frontend.output_processor import OutputProcessor, OutputQueue
 
 
 class Following:

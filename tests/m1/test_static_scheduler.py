@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from engine_helpers import (
+from helpers.engines import (
     FakeRunner,
     describe,
     make_request,

@@ -14,15 +14,15 @@ from matplotlib.figure import Figure
 import m1_single
 import m2_batching
 import m3_paged
-from engine_helpers import greedy, make_engine, tiny_model
+from helpers.engines import greedy, make_engine, tiny_model
+from helpers.traces import row, step
 from m1_single.timeline import main
 from milestone_llm.core.kv import KVEvent, KVUsage
+from milestone_llm.lab.explorer.spans import Mark, Span, request_marks, request_spans
 from milestone_llm.lab.plots.block_history import kv_during_steps
 from milestone_llm.lab.plots.timeline import draw_timeline, step_extents
 from milestone_llm.lab.plots.timeline_panels import draw_requests
-from milestone_llm.lab.trace.spans import Mark, Span, request_marks, request_spans
 from milestone_llm.trace.records import StepRecord
-from trace_helpers import row, step
 
 Jobs = tuple[tuple[int, int], ...]
 """Tokens of each prompt and of each output."""

@@ -8,10 +8,10 @@ from typing import Any
 from rich.cells import cell_len
 from rich.console import Console
 
+from helpers.traces import row, step
 from milestone_llm.core.kv import KVEvent, KVUsage
 from milestone_llm.trace.console import ConsoleSink, print_changes
 from milestone_llm.trace.records import StepRecord, steps_with_changes
-from trace_helpers import row, step
 
 
 def full_step() -> StepRecord:

@@ -9,7 +9,7 @@ import pytest
 
 import m1_single
 import m4_prefix_chunked
-from engine_helpers import (
+from helpers.engines import (
     every_milestone,
     greedy,
     hf_greedy,

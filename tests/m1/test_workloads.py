@@ -9,7 +9,7 @@ import pytest
 
 import m1_single
 import m2_batching
-from engine_helpers import (
+from helpers.engines import (
     VOCAB_SIZE,
     assert_empty,
     every_milestone,

@@ -6,7 +6,7 @@ import pytest
 
 import m2_batching
 import m3_paged
-from engine_helpers import PACKAGES, assert_empty, greedy, make_engine
+from helpers.engines import PACKAGES, assert_empty, greedy, make_engine
 from m5_kernels.extras.tensor_parallel.rank_peers import NewRequest
 from milestone_llm.core.errors import InputError
 

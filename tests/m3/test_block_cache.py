@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from engine_helpers import tiny_model
+from helpers.engines import tiny_model
+from helpers.schedulers import of_length
 from m3_paged.block_cache import BlockCache
 from milestone_llm.core.plan import ScheduledRequest, StepPlan
-from scheduler_helpers import of_length
 
 NUM_BLOCKS, BLOCK_SIZE = 6, 4
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 import m3_paged
-from engine_helpers import (
+from helpers.engines import (
     assert_empty,
     greedy,
     hf_greedy,

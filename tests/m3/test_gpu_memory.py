@@ -7,7 +7,7 @@ import torch
 
 import m3_paged
 import m4_prefix_chunked
-from engine_helpers import greedy, random_prompts, tiny_model
+from helpers.engines import greedy, random_prompts, tiny_model
 from m1_single import SamplingParams
 from m3_paged import EngineConfig
 from m3_paged.kv_memory import _free_tokens_after_profiling, _largest_step

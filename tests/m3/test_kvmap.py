@@ -18,9 +18,9 @@ import m3_paged
 from m1_single import SamplingParams
 from m3_paged.tools.demo_maps import print_block_map
 from milestone_llm.core.errors import InputError
+from milestone_llm.lab.explorer.kv_figures import kv_figures
 from milestone_llm.lab.plots.block_history import BlockState, block_history
 from milestone_llm.lab.plots.kvmap import draw_kvmap
-from milestone_llm.lab.trace.kv_figures import kv_figures
 from milestone_llm.trace.records import StepRecord
 
 STORM = {"block_size": 8, "kv_cache_tokens": 96}

@@ -7,12 +7,12 @@ import types
 import pytest
 import torch
 
-from engine_helpers import tiny_model
+from helpers.engines import tiny_model
+from helpers.schedulers import of_length
 from m3_paged import attention
 from m3_paged.attention import AttentionMetadata, paged_attention
 from m3_paged.block_cache import BlockCache
 from milestone_llm.core.plan import ScheduledRequest
-from scheduler_helpers import of_length
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16  # of tiny llama
 SCALING = 0.3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.schedulers import M3, M4, Life, completions, of_length
 from milestone_llm.core.request import RequestStatus
-from scheduler_helpers import M3, M4, Life, completions, of_length
 
 both_modes = pytest.mark.parametrize("preemption", ["recompute", "swap"])
 
@@ -37,7 +37,7 @@ def test_a_lone_request_grows_to_max_model_len_in_a_pool_of_just_that(block_size
     request = of_length("a", 5, 1000)
     life.run(request)
     assert (request.num_tokens, request.finish_reason) == (24, "length")
-    assert life.scheduler.preempter.num_preemptions == 0
+    assert life.scheduler.kv.preempter.num_preemptions == 0
     assert life.scheduler.watermark == -(-23 // block_size)  # the last token's KV is not needed
 
 
@@ -50,5 +50,5 @@ def test_a_completion_that_is_aborted_before_it_starts_never_does(milestone):
     while life.scheduler.has_unfinished_requests():
         life.plan()
     assert [each.finish_reason for each in own] == ["length", "abort", "length"]
-    assert life.scheduler.completions.forks == {}
-    assert life.kv.pool.num_used == 0
+    assert life.scheduler.completions.further == {}
+    assert life.kv.blocks.pool.num_used == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scheduler_helpers import Life, assert_tokens, of_length, spans
+from helpers.schedulers import Life, assert_tokens, of_length, spans
 
 
 def uncached(*args: int, **fields: object) -> Life:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import m4_prefix_chunked
-from engine_helpers import (
+from helpers.engines import (
     greedy,
     hf_greedy,
     make_engine,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.schedulers import Life, assert_tokens, completions, prompt, request_of
 from milestone_llm.core.kv import KVEvent
 from milestone_llm.core.request import RequestStatus
-from scheduler_helpers import Life, assert_tokens, completions, prompt, request_of
 
 
 def first_row(life: Life, *args: object, **fields: object) -> tuple[int, int, list[int]]:
@@ -30,7 +30,7 @@ def test_of_a_wholly_cached_prompt_exactly_one_token_is_computed(num_blocks):
     start, end, blocks = first_row(life, "b", token_ids, 3)
     assert (start, end) == (4 * num_blocks - 1, 4 * num_blocks)
     assert blocks == list(range(num_blocks))
-    assert life.kv.num_copies == 0
+    assert life.kv.blocks.num_copies == 0
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_equal_prompts_admitted_in_one_step_share(num_own, expected):
     life = Life(16)
     requests = [request_of(name, prompt("AB", num_own), 3, seed=ord(name)) for name in "abc"]
     assert life.run(*requests)[0] == expected
-    assert life.kv.num_copies == 0
+    assert life.kv.blocks.num_copies == 0
 
 
 def test_a_prompt_shares_what_a_chunk_of_the_same_step_completes():
@@ -102,3 +102,10 @@ def test_a_running_request_without_a_row_survives_a_step_that_raised():
     assert (plan.resumed, plan.rows[0].start) == ([a], 0)
     life.run()
     assert_tokens([a])
+
+
+def test_blocks_that_fill_while_a_request_waits_are_found_when_it_is_admitted():
+    life = Life(8, max_num_batched_tokens=8)
+    life.add(request_of("a", prompt("ABC")), request_of("b", prompt("ABC", 1)))
+    assert life.line() == "a[0:8]@0,1,2 | +a"  # b waits; A and B could be found
+    assert life.line() == "a[8:12]@0,1,2 b[12:13]@0,1,2,3 | +b"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import struct
 
+from helpers.schedulers import Life, prompt, request_of
 from m4_prefix_chunked.prefix_cache import hash_block
-from scheduler_helpers import Life, prompt, request_of
 
 
 def test_a_hash_is_sha256_of_parent_and_tokens():

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import m4_prefix_chunked
-from engine_helpers import greedy, make_engine, random_prompts, run_to_end
+from helpers.engines import greedy, make_engine, random_prompts, run_to_end
 from m4_prefix_chunked.tools.prefix_tree import pool_in_words, prefix_tree, print_prefix_tree
 
 
@@ -29,7 +29,7 @@ def tree_of_three() -> tuple[Any, list[Any]]:
 
 def test_chains_are_collapsed_and_parted_where_requests_part() -> None:
     engine, requests = tree_of_three()
-    shared, stranger = prefix_tree(engine.scheduler.prefix_cache, requests)
+    shared, stranger = prefix_tree(engine.scheduler.kv.prefix_cache, requests)
     assert (shared.blocks, shared.holders, shared.visitors) == ([0, 1], ["r1"], ["r0", "r1"])
     assert [(child.holders, child.visitors) for child in shared.children] == [
         ([], ["r0"]),
@@ -38,13 +38,13 @@ def test_chains_are_collapsed_and_parted_where_requests_part() -> None:
     assert (stranger.holders, len(stranger.blocks)) == (["r2"], 1)
     assert stranger.token_ids == requests[2].token_ids[:4]
     for node in (shared, *shared.children, stranger):
-        counts = [engine.scheduler.kv.pool.ref_counts[block] for block in node.blocks]
+        counts = [engine.scheduler.kv.blocks.pool.ref_counts[block] for block in node.blocks]
         assert counts == [len(node.holders)] * len(counts)
 
 
 def test_a_tree_without_colour_in_ascii() -> None:
     engine, requests = tree_of_three()
-    cache, file = engine.scheduler.prefix_cache, io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    cache, file = engine.scheduler.kv.prefix_cache, io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     tree = prefix_tree(cache, requests)
     print_prefix_tree(tree, pool_in_words(cache), Console(file=file, width=80))
     file.seek(0)
@@ -66,5 +66,5 @@ def test_tenants_with_different_salts_have_trees_of_their_own(salts: tuple[str, 
         engine.add_request(prompt, greedy(4, cache_salt=salt))
     requests = list(engine.requests.values())
     engine.step()
-    roots = prefix_tree(engine.scheduler.prefix_cache, requests)
+    roots = prefix_tree(engine.scheduler.kv.prefix_cache, requests)
     assert len(roots) == len(set(salts))

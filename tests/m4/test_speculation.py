@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import m4_prefix_chunked
-from engine_helpers import (
+from helpers.engines import (
     assert_empty,
     greedy,
     hf_greedy,
@@ -23,6 +23,7 @@ from engine_helpers import (
     random_prompts,
     word_tokenizer,
 )
+from helpers.schedulers import Life, request_of
 from m1_single import RequestOutput, SamplingParams
 from m4_prefix_chunked.speculation import GuessingRow
 from m4_prefix_chunked.verification import sample_and_verify
@@ -30,7 +31,6 @@ from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request
 from milestone_llm.models.tiny_models import VOCAB_SIZE
 from milestone_llm.trace.records import StepRecord
-from scheduler_helpers import Life, request_of
 
 MAX_MODEL_LEN = 48
 
@@ -191,7 +191,7 @@ def test_nobody_is_preempted_for_a_guess():
     made.add(request_of("a", [1, 2, 3], 4), request_of("b", [4, 5, 6], 4))
     assert row_lengths(made) == [3, 3]
     assert row_lengths(made) == [1, 1]
-    assert made.scheduler.preempter.num_preemptions == 0
+    assert made.scheduler.kv.preempter.num_preemptions == 0
 
 
 def test_no_guess_is_made_in_a_step_that_preempts():
@@ -200,7 +200,7 @@ def test_no_guess_is_made_in_a_step_that_preempts():
     assert row_lengths(made) == [4, 4]
     asked = len(made.scheduler.speculation.proposer.asked)
     assert row_lengths(made) == [1]
-    assert made.scheduler.preempter.num_preemptions == 1
+    assert made.scheduler.kv.preempter.num_preemptions == 1
     assert len(made.scheduler.speculation.proposer.asked) == asked
 
 
@@ -215,7 +215,7 @@ def test_a_block_that_a_wrong_guess_filled_is_not_found():
     assert len(first.token_ids) == 4
     second = request_of("b", [*first.token_ids, 9], 1)
     made.add(second)
-    assert made.scheduler.prefix_cache.find(second).num_tokens == 0
+    assert made.scheduler.kv.prefix_cache.find(second).num_tokens == 0
     made.run()
 
 

@@ -14,7 +14,7 @@ from m4_prefix_chunked.caching_pool import CachingBlockPool
 from m4_prefix_chunked.tools.stress import main, trend
 from milestone_llm.frontend.outputs import CompletionOutput
 
-pytest_plugins = ["bench_helpers"]
+pytest_plugins = ["helpers.benches"]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 SMALL = ["--concurrency", "10", "--requests", "40", "--max-model-len", "112", "--rate", "3"]

@@ -1,9 +1,9 @@
 """Where the tests of kernels run: `KERNEL_TESTS`.
 
-With a GPU: on it, compiled. Without one: under triton's interpreter, which must be chosen before
-anything imports triton - so not in this process, where other tests may have, and where the twins
-are to be used, but in the processes that `test_interpreted_kernels.py` starts. To run one of them
-directly: `TRITON_INTERPRET=1 pytest tests/m5/kernels/test_attention.py`.
+With a GPU: on it, compiled. Without one: in triton's interpreter, which must be chosen before
+anything imports triton. So it is not chosen in this process, where other tests may have imported
+triton and the twins are used, but in processes that `test_interpreted_kernels.py` starts. To run
+one of them directly: `TRITON_INTERPRET=1 pytest tests/m5/kernels/test_attention.py`.
 
 Inputs are new in each run of these tests, and a failure prints the `KERNEL_SEED` that repeats it.
 `test_interpreted_kernels.py` sets one, so that `make test` does the same each time.
@@ -23,7 +23,8 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 KERNEL_TESTS = [
     "kernels",
-    "extras/hopper",
+    "extras/devices/test_hopper_prefill.py",
+    "extras/devices/test_write_to_host.py",
     "extras/spec_decode/test_verification_attention.py",
     "extras/spec_decode/test_draft_tokens.py",
 ]
@@ -33,13 +34,13 @@ collect_ignore = [] if HAS_GPU or IS_INTERPRETED else KERNEL_TESTS
 
 @pytest.fixture
 def kernel_tests() -> list[str]:
-    """`KERNEL_TESTS`, as pytest takes them at the root."""
+    """Return `KERNEL_TESTS` as paths from the root, for pytest."""
     return [f"tests/m5/{name}" for name in KERNEL_TESTS]
 
 
 @pytest.fixture
 def device() -> str:
-    """Where kernels run here, after seeding what draws their inputs."""
+    """Return the device of kernels, after seeding the generators of their inputs."""
     assert HAS_GPU or IS_INTERPRETED, "its file belongs to KERNEL_TESTS: a twin equals itself"
     seed = int(os.environ.get("KERNEL_SEED", torch.seed() % 2**32))
     print(f"KERNEL_SEED={seed}")
@@ -49,7 +50,7 @@ def device() -> str:
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel, or attention, does not write is no number."""
+    """Fill new memory with NaN, so that values that a kernel does not write are noticed."""
 
     def poison(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def made(*args: Any, **options: Any) -> torch.Tensor:

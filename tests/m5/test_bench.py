@@ -17,7 +17,7 @@ from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.models.tiny_models import build_tiny_model
 
-pytest_plugins = ["bench_helpers"]
+pytest_plugins = ["helpers.benches"]
 SMALL = ["--model", "tiny-qwen3", "--num-requests", "4", "--device", "cpu", "--no-check"]
 SMALL += ["--input-len", "3", "12", "--output-len", "2", "7"]
 

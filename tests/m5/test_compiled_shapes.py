@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import m5_kernels
-from engine_helpers import make_engine, tiny_model
+from helpers.engines import make_engine, tiny_model
 from m5_kernels import runner as runner_file
 from m5_kernels.compiled_shapes import shapes_of_all_kernels
 from m5_kernels.config import EngineConfig
@@ -28,8 +28,8 @@ from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.ops import DecoderOps
 from m5_kernels.device_state import DeviceState
 from m5_kernels.device_step import DeviceStep
-from m5_kernels.extras.hopper.few_rows_linear import FewRowsLinear
-from m5_kernels.extras.int8.int8_method import Int8Linear
+from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear
+from m5_kernels.extras.quantization.int8_method import Int8Linear
 from m5_kernels.extras.spec_decode import spec_decode_runner as spec_decode_file
 from m5_kernels.extras.spec_decode.spec_decode_runner import shape_of
 from m5_kernels.extras.spec_decode.verification_attention import (
@@ -163,7 +163,7 @@ def compile_kernels(monkeypatch: pytest.MonkeyPatch, runner: Any) -> None:
 @torch.inference_mode()
 def test_nor_does_a_step_on_hopper(monkeypatch, is_int8, sizes):
     """Of a layer and LM head of real size: small weights in bf16, large ones in eight bits."""
-    pytest.importorskip("m5_kernels.extras.int8.hopper_int8")
+    pytest.importorskip("m5_kernels.extras.quantization.hopper_int8")
     for module in [each for name, each in sys.modules.items() if name.startswith("m5_kernels.")]:
         for name in {"is_hopper", "supports_pdl"} & vars(module).keys():
             monkeypatch.setattr(module, name, lambda device: True)

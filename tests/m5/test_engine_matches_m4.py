@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 import m4_prefix_chunked
 import m5_kernels
-from engine_helpers import assert_empty
-from m5_helpers import facts, nearly, workload
+from helpers.engines import assert_empty
+from helpers.m5_models import facts, nearly, workload
 from milestone_llm.models.tiny_models import build_tiny_model
 
 MAX_MODEL_LEN = 112

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from m5_helpers import rounded, with_biases
+from helpers.m5_models import rounded, with_biases
 from m5_kernels import EngineConfig, LLMEngine, SamplingParams
 from m5_kernels import device_step as device_step_file
 from m5_kernels import sampler as sampler_file
@@ -30,8 +30,8 @@ from m5_kernels.decoder.ops import DecoderOps
 from m5_kernels.decoder.weights import read_safetensors
 from m5_kernels.device_state import DeviceState, StepSeq
 from m5_kernels.device_step import DeviceStep
-from m5_kernels.extras.hopper.few_rows_linear import FewRowsLinear
-from m5_kernels.extras.int8.int8_method import Int8Linear
+from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear
+from m5_kernels.extras.quantization.int8_method import Int8Linear
 from m5_kernels.kernels.launch import PLAIN, Launch
 from m5_kernels.kernels.pdl import supports_pdl
 from m5_kernels.kernels.triton_or_twin import tl, triton

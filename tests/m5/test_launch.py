@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from m5_kernels.tools import launch
-from milestone_llm.command.consoles import console, log_console
+from milestone_llm.consoles import console, log_console
 
 
 @pytest.fixture

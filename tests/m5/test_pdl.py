@@ -7,7 +7,7 @@ import torch
 
 from m5_kernels.decoder.load import load_fused_decoder
 from m5_kernels.decoder.ops import DecoderOps
-from m5_kernels.extras.hopper.few_rows_linear import FewRowsLinear
+from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear
 from m5_kernels.kernels.launch import PLAIN, Launch
 from m5_kernels.kernels.pdl import EARLY, LATE, NEVER
 from milestone_llm.models.tiny_models import build_tiny_model

@@ -8,21 +8,22 @@ from typing import Any
 import pytest
 import torch
 
-import engine_helpers
 import m5_kernels
-from engine_helpers import break_at_call, greedy, run_to_end
+from helpers import engines
+from helpers.engines import break_at_call, greedy, run_to_end
+from helpers.read_back import ReadBackRunner
+from helpers.schedulers import make_scheduler, request_of
 from m5_kernels.kernels.launch import Launch
+from m5_kernels.pipeline import Pipeline
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.request import Request
-from read_back import ReadBackRunner
-from scheduler_helpers import make_scheduler, request_of
 
 PROMPT = [5, 9, 33, 60, 7]
 
 
 def make_engine(**fields: Any) -> Any:
     fields = {"max_model_len": 64, "trace": "memory", "async_scheduling": True, **fields}
-    return engine_helpers.make_engine(m5_kernels, **fields)
+    return engines.make_engine(m5_kernels, **fields)
 
 
 @functools.cache
@@ -190,14 +191,15 @@ def test_a_row_without_a_token_ends_its_request_and_its_next_row_is_padding(
 
 def test_a_block_whose_last_token_was_in_flight_when_it_filled_up_is_found_later():
     """It has no name then: it gets one when its owner is preempted, or ends."""
-    core = EngineCore(make_scheduler(3), ReadBackRunner(4), lambda plan: True)
-    cache = core.scheduler.prefix_cache
+    core = EngineCore(make_scheduler(3), ReadBackRunner(4))
+    pipeline = Pipeline(core, lambda plan: True)
+    cache = core.scheduler.kv.prefix_cache
 
     def run(*requests: Request) -> None:
         for request in requests:
             core.add_request(request)
         while core.scheduler.has_unfinished_requests():
-            core.step()
+            pipeline.step()
 
     run(request_of("a", [4, 5, 6], 3), b := request_of("b", [7, 8, 9], 6, arrival=1))
     assert (b.num_preemptions, cache.counts["saved_tokens"]) == (1, 4)

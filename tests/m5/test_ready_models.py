@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import m5_kernels
-from engine_helpers import greedy, hf_generate, make_engine
+from helpers.engines import greedy, hf_generate, make_engine
 from milestone_llm.core.errors import InputError
 from milestone_llm.models.tiny_models import build_tiny_model
 

@@ -15,14 +15,14 @@ import torch
 
 import m4_prefix_chunked
 import m5_kernels
-from engine_helpers import greedy, make_engine, random_prompts, tiny_model
+from helpers.engines import greedy, make_engine, random_prompts, tiny_model
+from helpers.m5_models import RecomputedGraphs, workload
 from m1_single import SamplingParams
-from m5_helpers import RecomputedGraphs, workload
 from m5_kernels.extras.tensor_parallel.rank_group import RankGroup
 from m5_kernels.group import Group
 from m5_kernels.sampler import SamplingFeatures
 from m5_kernels.step_graphs import MAX_CHUNKS, MAX_TOKENS, Buckets, StepGraphs, StepShape
-from milestone_llm.models.families import build_small_model
+from milestone_llm.lab.families import build_small_model
 from milestone_llm.models.tiny_models import TINY_FAMILIES, build_tiny_model
 
 FIELDS: dict[str, Any] = {"max_num_seqs": 5, "max_model_len": 112, "max_num_batched_tokens": 70}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import m5_kernels
-from engine_helpers import (
+from helpers.engines import (
     as_text,
     assert_empty,
     break_at_call,

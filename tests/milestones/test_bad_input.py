@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import m1_single
-from engine_helpers import (
+from helpers.engines import (
     assert_empty,
     every_milestone,
     make_engine,

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_helpers import BenchRun
 
 from docs.questions import m3_layouts, m4_measured
+from helpers.benches import BenchRun
 from m1_single import LLMEngine
 from milestone_llm import MILESTONES
 from milestone_llm.frontend.outputs import RequestMetrics, RequestOutput
@@ -32,7 +32,7 @@ from milestone_llm.lab.bench.measure import (
 from milestone_llm.lab.bench.workloads import WorkItem, mixed
 from milestone_llm.models.tiny_models import build_tiny_model
 
-pytest_plugins = ["bench_helpers"]
+pytest_plugins = ["helpers.benches"]
 
 MAINS = {name[:2]: importlib.import_module(f"{name}.bench").main for name in MILESTONES[:4]}
 SMALL = ["--model", "tiny-llama", "--num-requests", "5"]

@@ -9,7 +9,7 @@ import m2_batching
 import m3_paged
 import m4_prefix_chunked
 import m5_kernels
-from engine_helpers import assert_empty, every_milestone, greedy, random_prompts, tiny_model
+from helpers.engines import assert_empty, every_milestone, greedy, random_prompts, tiny_model
 from m3_paged import kv_memory
 from milestone_llm.core.errors import InputError
 from milestone_llm.models.tiny_models import build_tiny_model
@@ -133,7 +133,7 @@ def test_left_out_max_model_len_is_no_more_than_kv_memory_holds(package, monkeyp
 )
 def test_swap_space_is_whole_blocks_and_only_for_swapping(fields, num_host_blocks):
     engine = m3_paged.LLMEngine(tiny_model(), max_model_len=64, kv_cache_tokens=128, **fields)
-    assert engine.scheduler.preempter.host.pool.num_blocks == num_host_blocks
+    assert engine.scheduler.kv.preempter.host.pool.num_blocks == num_host_blocks
     assert {len(keys) for keys in engine.runner.cache.host_keys} == {num_host_blocks}
 
 
@@ -144,7 +144,7 @@ def test_unless_told_swapping_takes_as_much_as_kv_but_not_all_of_the_host(
     monkeypatch.setattr(kv_memory, "SWAP_SPACE_BYTES", limit)  # 512 bytes a token
     fields = {"max_num_seqs": 2, "max_model_len": 48, "preemption": "swap"}
     engine = m3_paged.LLMEngine(build_tiny_model("llama"), **fields)
-    assert engine.scheduler.preempter.host.pool.num_blocks * 16 == expected
+    assert engine.scheduler.kv.preempter.host.pool.num_blocks * 16 == expected
 
 
 def test_a_gpu_gets_more_rows_unless_a_number_is_given():

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import m3_paged
-from engine_helpers import greedy, tiny_model
+from helpers.engines import greedy, tiny_model
 from m1_single import LLMEngine
 from m3_paged.demo import parser, small_pool
 from milestone_llm import MILESTONES
@@ -24,7 +24,7 @@ from milestone_llm.models.checkpoint import LoadedModel
 from milestone_llm.trace.jsonl import read_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-pytest_plugins = ["bench_helpers"]
+pytest_plugins = ["helpers.benches"]
 
 MAINS = {name[:2]: importlib.import_module(f"{name}.demo").main for name in MILESTONES}
 TINY = ["--model", "tiny-llama", "--out"]

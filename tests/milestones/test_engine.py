@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine_helpers import (
+from helpers.engines import (
     PACKAGES,
     as_text,
     assert_empty,

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from milestone_llm.core.request import Request
-from scheduler_helpers import (
+from helpers.schedulers import (
     M2,
     M3,
     M4,
@@ -26,6 +25,7 @@ from scheduler_helpers import (
     prompt,
     request_of,
 )
+from milestone_llm.core.request import Request
 
 Case = tuple[dict[str, Any], list[tuple[Any, ...]], list[str]]
 

@@ -22,7 +22,7 @@ import m2_batching
 import m3_paged
 import m4_prefix_chunked
 import m5_kernels
-from engine_helpers import (
+from helpers.engines import (
     PACKAGES,
     assert_empty,
     greedy,
@@ -212,7 +212,7 @@ def test_each_request_equals_itself_run_alone(package, family, works, limits):
         assert_each_as_alone(family, works, serve(engine, works, can_fork))
         assert_empty(engine)
         if can_fork:
-            assert engine.scheduler.preempter.host.pool.num_used == 0
+            assert engine.scheduler.kv.preempter.host.pool.num_used == 0
 
 
 @pytest.mark.parametrize("family", TINY_FAMILIES)

@@ -14,12 +14,12 @@ import pytest
 import m2_batching
 import m3_paged
 import m4_prefix_chunked
-from engine_helpers import every_milestone, greedy, make_engine, run_to_end
+from helpers.engines import every_milestone, greedy, make_engine, run_to_end
+from helpers.read_back import ReadBackRunner
+from helpers.schedulers import prompt
 from milestone_llm.core.kv import KVEvent
-from milestone_llm.lab.trace.positions import useful_share
+from milestone_llm.lab.explorer.positions import useful_share
 from milestone_llm.trace.records import StepRecord
-from read_back import ReadBackRunner
-from scheduler_helpers import prompt
 
 both_modes = pytest.mark.parametrize("preemption", ["recompute", "swap"])
 PAGED = [m3_paged, m4_prefix_chunked]
@@ -30,9 +30,9 @@ def traced_engine(package: Any, **fields: Any) -> Any:
     """An engine with blocks of 4 tokens, or regions."""
     if package is not m2_batching:
         fields = {"block_size": 4, **fields}
-    engine = make_engine(package, **{"max_model_len": 32, "trace": "memory", **fields})
-    engine.core.runner = ReadBackRunner(fields.get("block_size"))
-    return engine
+    runner = ReadBackRunner(fields.get("block_size"))
+    fields = {"max_model_len": 32, "trace": "memory", **fields}
+    return make_engine(package, runner=runner, **fields)
 
 
 def add(engine: Any, *works: tuple[str, list[int], int], **params: Any) -> None:
@@ -158,10 +158,10 @@ def test_a_core_keeps_nothing_of_who_has_ended_though_nobody_makes_outputs(packa
     for _ in range(8):
         core.step()
         log.close_steps()
-    assert set(log._once_computed) == {"b"}
+    assert set(log._recomputed.ends) == {"b"}
     core.finish_request(engine.requests["b"], "abort")
     log.close_steps()
-    assert not log._once_computed
+    assert not log._recomputed.ends
 
 
 # --- the trace ----------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def test_a_swap_in_the_trace():
     assert (back.resumed, back.admitted) == (["b"], [])
     assert events(back) == [("alloc", "b", [1, 2]), ("swap_in", "b", [1])]
     assert [(row.request_id, row.start, row.phase) for row in back.batch] == [("b", 4, "decode")]
-    assert engine.scheduler.preempter.host.events == []  # told as swaps, and not kept for ever
+    assert engine.scheduler.kv.preempter.host.events == []  # told as swaps, and not kept for ever
 
 
 @paged
@@ -297,7 +297,7 @@ def test_at_every_step_all_are_in_one_queue_and_waste_less_than_a_block_each(pac
         queues = record.waiting + record.running + record.swapped
         assert len(queues) == len(set(queues))
         live = engine.driver.requests.values()
-        forks = engine.scheduler.completions.forks
+        forks = engine.scheduler.completions.further
         not_yet_forked = [fork for own in forks.values() for fork in own]
         expected = {c.request_id for c in live if not c.is_finished and c not in not_yet_forked}
         assert set(queues) == expected

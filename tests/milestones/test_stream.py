@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import m1_single
-from engine_helpers import (
+from helpers.engines import (
     assert_empty,
     every_milestone,
     greedy,
@@ -113,9 +113,9 @@ def test_an_id_is_taken_until_its_last_output_has_been_given_out(package):
 
 def test_a_generate_does_not_look_through_what_was_there_before(monkeypatch):
     engine = make_engine(m1_single)
-    step, before, seen = engine.core.step, gc.get_threshold(), []
+    launch, before, seen = engine.runner.launch, gc.get_threshold(), []
     monkeypatch.setattr(
-        engine.core, "step", lambda: (seen.append(gc.get_threshold()[2]), step())[1]
+        engine.runner, "launch", lambda plan: (seen.append(gc.get_threshold()[2]), launch(plan))[1]
     )
     engine.generate([[3, 4, 5]], greedy(2))
     assert min(seen) > 10**9

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from engine_helpers import PACKAGES, greedy, hf_generate, make_engine, random_prompts
-from interrupter import Interrupter
+from helpers.engines import PACKAGES, greedy, hf_generate, make_engine, random_prompts
+from helpers.interrupter import Interrupter
 from milestone_llm.models.hf_model import with_attention
 from milestone_llm.models.tiny_models import build_tiny_model
 

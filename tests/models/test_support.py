@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from engine_helpers import every_milestone, greedy, make_engine, random_prompts
+from helpers.engines import every_milestone, greedy, make_engine, random_prompts
 from milestone_llm.models.support import check_flat, check_padded
 from milestone_llm.models.tiny_models import build_tiny_model
 

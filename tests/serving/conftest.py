@@ -1,4 +1,4 @@
-"""Servers that several tests share. Each starts when it is first asked for."""
+"""Servers that several tests share. Each is started when a test first asks for it."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import contextlib
 import pytest
 import torch
 
-import forked
+from helpers import forked
+from helpers.servers import save_tiny_model, serve
 from m3_paged import LLMEngine
 from milestone_llm import MILESTONES
-from serving_helpers import save_tiny_model, serve
 
 ROOM = ("--max-num-seqs", "4", "--max-model-len", "256")
 
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory):
-    """A tiny model with a tokenizer."""
+    """Save a tiny model with a tokenizer."""
     forked.start_importing()  # while the model is made
     return save_tiny_model(tmp_path_factory.mktemp("served") / "tiny-bytes")
 
 
 @pytest.fixture(scope="session")
 def servers(model_folder, tmp_path_factory):
-    """A server of each milestone, by name, as far as somebody asked for it."""
+    """Return a server of each milestone, by name, for those that a test has asked for."""
     logs = tmp_path_factory.mktemp("logs")
     running = {}
     with contextlib.ExitStack() as stack:
@@ -41,28 +41,29 @@ def servers(model_folder, tmp_path_factory):
 
 @pytest.fixture(params=MILESTONES)
 def server(request, servers):
-    """A server of every milestone, one after the other."""
+    """Return a server of every milestone, one after the other."""
     return servers(request.param)
 
 
 @pytest.fixture
 def m4(servers):
-    """A server of M4, where the milestone does not matter."""
+    """Return a server of M4, for tests in which the milestone does not matter."""
     return servers("m4_prefix_chunked")
 
 
 @pytest.fixture(scope="session")
 def oracle(model_folder):
-    """An engine on the same model, to say what the servers have to say."""
+    """Return an engine on the same model, with the expected answers."""
     num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # the servers compute beside it
+    torch.set_num_threads(1)  # the servers compute at the same time
     yield LLMEngine(str(model_folder), max_num_seqs=4, max_model_len=256, device="cpu")
     torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")
 def slow(model_folder, tmp_path_factory):
-    """M4 with steps of 20 ms, two rows, 4 tokens a step, and room for two who wait."""
+    """Start M4 with steps of 20 ms, two rows, 4 tokens a step, and room for two waiting
+    requests."""
     log = tmp_path_factory.mktemp("slow") / "log"
     limits = ("--max-num-seqs", "2", "--max-num-batched-tokens", "4", "--max-model-len", "1024")
     queue = ("--max-queued", "2", "--max-body-bytes", "100000")

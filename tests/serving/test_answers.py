@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers.servers import async_engine
 from m3_paged import SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput, Logprob, RequestFacts
 from milestone_llm.serving.api.protocol import CompletionRequest
 from milestone_llm.serving.api.response_bodies import ResponseBodies
 from milestone_llm.serving.api.responses import ApiResponse
 from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineRequest
-from serving_helpers import async_engine
 
 NUM_CHOICES = 3
 

@@ -9,14 +9,13 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 import m1_single
+from helpers.servers import PATIENCE, descendants, is_running, wait_for
+from milestone_llm.lab.bench.open_loop import Outcome, figures, send_all
+from milestone_llm.lab.bench.serving import main
 from milestone_llm.lab.bench.workloads import random_tokens, with_poisson_arrivals
-from milestone_llm.load.open_loop import Outcome, figures, send_all
 from milestone_llm.serving import timed
-from milestone_llm.serving.bench import main
-from serving_helpers import PATIENCE, descendants, is_running, wait_for
 
 GENEROUS = ["--seconds", "0.2", "--ttft-limit", "60000", "--itl-limit", "60000"]
 
@@ -140,7 +139,7 @@ def test_it_starts_and_ends_the_servers_itself(model_folder, tmp_path):
 @pytest.mark.slow
 def test_sigterm_ends_its_server_too():
     words = ["--milestones", "m2_batching", "--", "--model", "tiny-llama", "--device", "cpu"]
-    command = [sys.executable, "-m", "milestone_llm.serving.bench", *words]
+    command = [sys.executable, "-m", "milestone_llm.lab.bench.serving", *words]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bench:
         # It, the server, and the server's engine; with the first comes a helper of Python's own.
         started = wait_for(lambda: len(found := descendants(bench.pid)) >= 2 and found)
@@ -153,9 +152,8 @@ def test_steps_take_as_long_as_the_formula_says(monkeypatch):
     slept = []
     clock = SimpleNamespace(perf_counter=lambda: 0.0, sleep=slept.append)
     monkeypatch.setattr(timed, "time", clock)
-    monkeypatch.setattr(torch, "set_num_threads", lambda number: None)  # for all tests after this
-    engine = m1_single.LLMEngine("tiny-llama", device="cpu")
-    timed.replace_runner(engine, step_ms=1000, token_ms=10)
+    runner = timed.WaitingRunner(step_ms=1000, token_ms=10)
+    engine = m1_single.LLMEngine("tiny-llama", device="cpu", runner=runner)
     params = m1_single.SamplingParams(max_tokens=3, ignore_eos=True)
     outputs = engine.generate([[5] * 6, [5] * 4], params)
     assert [output.token_ids for output in outputs] == [[timed.TOKEN_ID] * 3] * 2

@@ -8,7 +8,7 @@ import openai
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from serving_helpers import byte_tokenizer, serve, wait_for
+from helpers.servers import byte_tokenizer, serve, wait_for
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"

@@ -2,10 +2,10 @@
 
 import pytest
 
+from helpers.servers import wait_for
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.serving.engine.client import EngineRequest
 from milestone_llm.serving.engine.loop import EngineLoop
-from serving_helpers import wait_for
 
 LONG = {"max_tokens": 900, "ignore_eos": True}
 
@@ -54,7 +54,7 @@ def test_its_row_and_memory_are_free_before_the_next_step(oracle):
 
     def deliver(message):
         running = [request.request_id for request in oracle.scheduler.running]
-        seen.append((running, sorted(oracle.scheduler.kv.block_tables)))
+        seen.append((running, sorted(oracle.scheduler.kv.blocks.block_tables)))
         loop.abort("leaves")
         if len(seen) == 3:
             loop.stop()

@@ -8,11 +8,11 @@ import socket
 import pytest
 
 import m1_single.serve
-from serving_helpers import (
+from helpers.servers import (
     PATIENCE,
     POISON,
+    BuggyRunner,
     is_running,
-    raise_value_error,
     read_answer,
     serve,
     start_and_fail,
@@ -184,10 +184,10 @@ def test_what_a_start_fails_with_is_said_in_one_line(tmp_path):
 
 def test_a_bug_at_the_start_keeps_its_traceback():
     options = ("--model", "tiny-llama", "--device", "cpu", "--port", "0")
-    ended = start_and_fail("m1_single", *options, prepare=raise_value_error)
+    ended = start_and_fail("m1_single", *options, runner=BuggyRunner())
     assert ended.returncode == 1
     error = ended.stderr
-    assert "serving_helpers.py" in error
+    assert "servers.py" in error
     assert "ValueError: a bug" in error
     assert error.endswith("the engine is dead: its process has ended with exit code 1\n")
 

@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from helpers.engines import assert_empty, every_milestone, make_engine, run_to_end
+from helpers.servers import messages_of
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.outputs import EngineCoreOutput, RequestFacts
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.frontend.engine_driver import EngineDriver
 from milestone_llm.frontend.input_processor import InputProcessor
 from milestone_llm.frontend.step_log import StepLog
 from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineDeadError, EngineRequest
@@ -50,11 +53,11 @@ class FakeCore(EngineCore):
         request.finish(reason)
         self.requests.remove(request.request_id)
 
-    def step(self) -> list[Any]:
+    def step(self) -> None:
         self.calls.append("step")
         outputs = self.when_stepped()
         self._fail("step")
-        return outputs or []
+        self._outputs += outputs or []
 
     def restart(self, requests: Iterable[Request]) -> None:
         self.requests = [each.request_id for each in requests]
@@ -68,12 +71,12 @@ class FakeEngine:
     vocab_size, eos_token_ids = 64, frozenset[int]()
     model = SimpleNamespace(device=SimpleNamespace(type="meta"))
     config = SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64)
-    driver = SimpleNamespace(peers=None)
 
     def __init__(self, **errors: list[Exception | None]) -> None:
         self.core = FakeCore(**errors)
         self.scheduler = self.core.scheduler
         self.step_log = StepLog("fake", self.scheduler)
+        self.driver = EngineDriver(self.core, self.step_log)
         parts = None, self.vocab_size, self.max_model_len, self.eos_token_ids, 0
         self.input_processor = InputProcessor(*parts, lambda name: False, lambda request: None)
 
@@ -196,3 +199,20 @@ def test_tokens_that_a_failure_has_kept_back_come_after_it():
     messages = play(engine, sample(7), sample(8, 9), sample(10))
     outputs = [output for message in messages for output in message.outputs()]
     assert [output.new_token_ids for output in outputs] == [[7], [8, 9], [10]]
+
+
+@every_milestone
+def test_generate_and_http_use_one_driver(package):
+    """Each gets the outputs of its own requests, whoever steps."""
+    engine = make_engine(package)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    (wanted,) = engine.generate([[3, 4, 5]], params)
+    engine.add_request([3, 4, 5], params, "mine")
+    messages = messages_of(engine, params)
+    outputs = [output for message in messages for output in message.outputs()]
+    assert {output.request_id for output in outputs} == {"r"}
+    assert [token for output in outputs for token in output.new_token_ids] == wanted.token_ids
+    mine = run_to_end(engine)["mine"]
+    assert mine.token_ids == wanted.token_ids
+    assert engine.driver.requests == {}
+    assert_empty(engine)

@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
+from helpers.servers import PATIENCE, byte_tokenizer, messages_of
 from m3_paged import SamplingParams
 from milestone_llm.serving.engine import process
 from milestone_llm.serving.engine.client import EngineRequest
 from milestone_llm.serving.engine.loop import EngineLoop
-from serving_helpers import PATIENCE, byte_tokenizer, messages_of
 
 
 def request(name="r", **params):

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from helpers.servers import PATIENCE, http_request, read_answer, serve, wait_for
 from milestone_llm.serving.connections.connection import MAX_HEAD_BYTES, MAX_WITHOUT_PLACE
-from serving_helpers import PATIENCE, http_request, read_answer, serve, wait_for
 
 COMPLETIONS = "/v1/completions"
 

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 import m4_prefix_chunked.serve
+from helpers.servers import byte_tokenizer, http_request, read_answer, wait_for
 from milestone_llm.core.errors import InputError
 from milestone_llm.serving import command
 from milestone_llm.serving.api.errors import ApiError
@@ -20,7 +21,6 @@ from milestone_llm.serving.config import MAX_CONNECTIONS, ServerConfig
 from milestone_llm.serving.connections.admission import FREE_BYTES, BodyLimits, RequestBody
 from milestone_llm.serving.engine.client import EngineInfo
 from milestone_llm.serving.server import Server
-from serving_helpers import byte_tokenizer, http_request, read_answer, wait_for
 
 LONG = {"prompt": "a", "max_tokens": 900, "ignore_eos": True}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from serving_helpers import http_request, read_answer, wait_for
+from helpers.servers import http_request, read_answer, wait_for
 
 PROMPT = "hello"
 

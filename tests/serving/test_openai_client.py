@@ -6,9 +6,9 @@ from pathlib import Path
 import openai
 import pytest
 
+from helpers.servers import byte_tokenizer, serve
 from m3_paged import SamplingParams
 from milestone_llm.serving.api.response_bodies import token_speller
-from serving_helpers import byte_tokenizer, serve
 
 GREEDY = {"temperature": 0, "max_tokens": 24}
 

@@ -9,13 +9,13 @@ import os
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from helpers.servers import http_request, read_answer
 from milestone_llm.serving.api.protocol import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from serving_helpers import http_request, read_answer
 
 STORM = os.environ.get("STORM") == "1"
 HELLO = {"role": "user", "content": "Hello"}

@@ -11,9 +11,9 @@ import signal
 
 import pytest
 
+from helpers.servers import descendants, is_running, read_answer, serve, wait_for
 from m3_paged import SamplingParams
 from milestone_llm.serving.command import serve_command
-from serving_helpers import descendants, is_running, read_answer, serve, wait_for
 
 M4 = "m4_prefix_chunked"
 PATIENCE = 240.0

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from milestone_llm.core.block_hashes import hash_blocks
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.frontend.block_hashes import hash_blocks
 from milestone_llm.serving.engine.client import EngineRequest
 from milestone_llm.serving.replicas.router import BUSIER, Router
 

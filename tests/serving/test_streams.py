@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from engine_helpers import word_tokenizer
+from helpers.engines import word_tokenizer
+from helpers.servers import PATIENCE, async_engine, messages_of, wait_for
 from m3_paged import SamplingParams
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.frontend.detokenizer import Detokenizer
@@ -18,7 +19,6 @@ from milestone_llm.serving.engine.client import (
     EngineRequest,
     Refusal,
 )
-from serving_helpers import PATIENCE, async_engine, messages_of, wait_for
 
 
 def with_one_request(play, n=1, deadline=None, num_tokens=9):

@@ -6,9 +6,9 @@ import jsonschema
 import openai
 import pytest
 
+from helpers.servers import byte_tokenizer
 from milestone_llm.models.chat import render_chat
 from milestone_llm.serving.api.protocol import ChatRequest
-from serving_helpers import byte_tokenizer
 
 PERSON = {
     "type": "object",

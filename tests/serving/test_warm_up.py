@@ -5,10 +5,10 @@ import random
 import pytest
 
 import m5_kernels
-from engine_helpers import PACKAGES, every_milestone, make_engine
+from helpers.engines import PACKAGES, every_milestone, make_engine
+from helpers.servers import random_engine_outputs
 from m5_kernels import SamplingParams
 from m5_kernels.sampler import SamplingFeatures
-from serving_helpers import random_engine_outputs
 
 
 @every_milestone

@@ -17,12 +17,12 @@ import m2_batching
 import m3_paged
 import m4_prefix_chunked
 import m5_kernels
-from engine_helpers import PACKAGES, assert_empty, break_at_call, run_to_end, tiny_model
+from helpers.engines import PACKAGES, assert_empty, break_at_call, run_to_end, tiny_model
+from helpers.servers import byte_tokenizer
 from m1_single import SamplingParams
 from milestone_llm.core.errors import InputError
 from milestone_llm.structured import StructuredOutputsParams
 from milestone_llm.structured.grammars import NICENESS, Grammars, compiling_thread
-from serving_helpers import byte_tokenizer
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 

@@ -17,23 +17,23 @@ import m1_single
 import m2_batching
 import m3_paged
 import m5_kernels
-from engine_helpers import every_milestone, greedy, make_engine
+from helpers.engines import every_milestone, greedy, make_engine
+from helpers.pages import Opened, assert_whole_and_accessible
+from helpers.read_back import ReadBackRunner
 from milestone_llm.core.plan import LaunchedStep, StepPlan
-from milestone_llm.lab.plots.block_history import kv_during_steps
-from milestone_llm.lab.trace import explore
-from milestone_llm.lab.trace.live import LiveTrace
-from milestone_llm.lab.trace.page import (
+from milestone_llm.lab.explorer import __main__ as explore
+from milestone_llm.lab.explorer.live import LiveTrace
+from milestone_llm.lab.explorer.page import (
     LiveSource,
     Run,
     explorer_html,
     in_the_page_of_today,
     write_page,
 )
-from milestone_llm.lab.trace.positions import useful_share
+from milestone_llm.lab.explorer.positions import useful_share
+from milestone_llm.lab.plots.block_history import kv_during_steps
 from milestone_llm.trace.jsonl import read_run
 from milestone_llm.trace.records import StepRecord
-from page_helpers import Opened, assert_whole_and_accessible
-from read_back import ReadBackRunner
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "pages"
@@ -42,14 +42,17 @@ PAGES = ROOT / "docs" / "pages"
 class WatchedRunner(ReadBackRunner):
     """Notes at every launch what the scheduler's books say, and why somebody had to wait."""
 
-    def __init__(self, engine: Any) -> None:
-        super().__init__(getattr(engine.config, "block_size", None))
-        self.scheduler = engine.scheduler
+    def __init__(self, block_size: int | None) -> None:
+        super().__init__(block_size)
         self.owners: list[dict[str, list[str]]] = []
         self.reasons: list[dict[str, str]] = []
         self.needs: list[dict[str, int]] = []
         self._pending: dict[str, str] = {}
-        ask = engine.scheduler.reason_to_wait
+
+    def watch(self, scheduler: Any) -> None:
+        """Look at the plans of this scheduler."""
+        self.scheduler = scheduler
+        ask = scheduler.reason_to_wait
 
         def asked(request: Any, *limits: Any) -> str | None:
             reason = ask(request, *limits)
@@ -57,7 +60,7 @@ class WatchedRunner(ReadBackRunner):
                 self._pending[request.request_id] = reason
             return reason  # type: ignore[no-any-return]
 
-        plan = engine.scheduler.schedule
+        plan = scheduler.schedule
 
         def planned() -> StepPlan:
             self._pending = {}  # of a plan that was empty
@@ -65,15 +68,14 @@ class WatchedRunner(ReadBackRunner):
             self._needs = {each.request_id: each.num_uncomputed_tokens for each in here}
             return plan()  # type: ignore[no-any-return]
 
-        engine.scheduler.reason_to_wait = asked
-        engine.scheduler.schedule = planned
+        scheduler.reason_to_wait = asked
+        scheduler.schedule = planned
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Note, then launch."""
-        kv = getattr(self.scheduler, "kv", None)
-        tables = getattr(kv, "block_tables", None)
-        if tables is None:
-            tables = {name: [region] for name, region in getattr(kv, "regions", {}).items()}
+        kv, running = self.scheduler.kv, self.scheduler.running
+        has_tables = hasattr(kv, "blocks_of")  # from m2_batching on
+        tables = {r.request_id: kv.blocks_of(r) for r in running} if has_tables else {}
         owners: dict[str, list[str]] = {}
         for name in sorted(tables):
             for block in tables[name]:
@@ -93,8 +95,10 @@ def random_run(package: Any, seed: int = 0, **fields: Any) -> tuple[Any, Watched
         fields = {"block_size": 4, "kv_cache_tokens": 48, "preemption": "swap"} | fields
     if number >= 4:
         fields = {"max_num_batched_tokens": 20} | fields
-    engine = make_engine(package, max_num_seqs=4, max_model_len=40, **{"trace": "memory", **fields})
-    engine.core.runner = runner = WatchedRunner(engine)
+    runner = WatchedRunner(fields.get("block_size"))
+    fields = {"max_num_seqs": 4, "max_model_len": 40, "trace": "memory"} | fields
+    engine = make_engine(package, runner=runner, **fields)
+    runner.watch(engine.scheduler)
     step = 0
     while step < 60 or engine.has_unfinished_requests():
         if step < 60 and rng.random() < 0.35:
@@ -319,7 +323,7 @@ def test_recorded_runs_are_in_the_page_of_today(path):
     page = path.read_text(encoding="utf-8")
     assert re.findall(r'(?:href|src)="(?!data:)[^"]+"', page) == [], "it asks for nothing else"
     if page != in_the_page_of_today(path):
-        again = "python -m milestone_llm.lab.trace.explore $page -o $page"
+        again = "python -m milestone_llm.lab.explorer $page -o $page"
         pytest.fail(f"the page has changed: for page in docs/pages/m*.html; do {again}; done")
 
 

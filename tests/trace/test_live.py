@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import m3_paged
-from engine_helpers import greedy, make_engine, random_prompts
-from milestone_llm.lab.trace.live import LiveTrace
+from helpers.engines import greedy, make_engine, random_prompts
+from milestone_llm.lab.explorer.live import LiveTrace
 
 
 @pytest.fixture(scope="module")

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from exercises.build.check import Course
+from helpers.pages import Opened
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.playground.browser.pack import fetched_runtime
 from milestone_llm.lab.playground.service import Playground, presets
 from milestone_llm.lab.playground.setting import Setting
 from milestone_llm.lab.playground.simulate import run_setting
-from page_helpers import Opened
 
 pytestmark = pytest.mark.slow
 

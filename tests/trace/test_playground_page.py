@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from helpers.pages import Opened, assert_whole_and_accessible
 from milestone_llm.lab.playground.own import OwnFile
 from milestone_llm.lab.playground.own_process import InAProcess
 from milestone_llm.lab.playground.server import PlaygroundServer
@@ -18,7 +19,6 @@ from milestone_llm.lab.playground.service import Playground, presets
 from milestone_llm.lab.playground.setting import Setting
 from milestone_llm.lab.playground.simulate import run_setting
 from milestone_llm.trace.jsonl import read_run
-from page_helpers import Opened, assert_whole_and_accessible
 
 IDLE = "() => !lab.isAsked"
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 import m3_paged
-from engine_helpers import every_milestone, greedy, make_engine, random_prompts, run_to_end
+from helpers.engines import every_milestone, greedy, make_engine, random_prompts, run_to_end
+from helpers.traces import row, step
 from milestone_llm.core.kv import KVUsage
-from milestone_llm.lab.trace import explore
-from milestone_llm.lab.trace.live import PageLines
-from trace_helpers import row, step
+from milestone_llm.lab.explorer import __main__ as explore
+from milestone_llm.lab.explorer.live import PageLines
 
 
 def traced(package: Any, trace: str = "memory") -> Any:

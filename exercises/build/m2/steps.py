@@ -24,6 +24,18 @@ m2_batching/scheduler.py is ours. What is said there otherwise?"""
 
 FILES = [
     File(
+        "m2_batching/kv_cache_manager.py",
+        {
+            "KVCacheManager.free": "step 4: the request's region is free again (heapq.heappush "
+            "keeps the lowest first), and not the request's any more. One that is aborted while it "
+            'waits has no region. Event: KVEvent("free", request_id, [region]).',
+            "KVCacheManager.reset": "step 6: no request has a region, and all are free. Whoever "
+            'had one: KVEvent("free", request_id, [region]).',
+        },
+        """Steps 4 and 6. Begin with scheduler.py. `self.events` tells the trace what happens to
+regions: append a `KVEvent` (milestone_llm/core/kv.py) where a hint says so.""",
+    ),
+    File(
         "m2_batching/scheduler.py",
         {
             "Scheduler.schedule": "begin with an empty StepPlan(). Step 1: while somebody waits, "
@@ -32,13 +44,11 @@ FILES = [
             "Scheduler.reason_to_wait": "step 3: compare the number of running requests with "
             "self.config.max_num_seqs. The text is for people; it names the limit and its value. "
             "Nothing in the way: None.",
-            "Scheduler._admit": "ask self.kv for a region; request.become(RequestStatus.RUNNING); "
-            "the request belongs into self.running and plan.admitted, its row into plan.rows.",
+            "Scheduler._admit": "self.kv.allocate gives it a region; "
+            "request.become(RequestStatus.RUNNING); the request belongs into self.running and "
+            "plan.admitted, its row into plan.rows.",
             "Scheduler._row": "a ScheduledRequest needs the request, where it goes on (start), how "
-            "many tokens are new, and in `blocks` a list with the number of its region.",
-            "Scheduler.free_memory": "step 4: self.kv.free takes the id of a request. One that is "
-            "aborted while it waits has no region.",
-            "Scheduler.reset_memory": "step 6: the RegionManager has a method for it.",
+            "many tokens are new, and in `blocks` where its KV is: self.kv.blocks_of.",
         },
         """You write what raises NotImplementedError:
 
@@ -54,11 +64,12 @@ What you need to know of the rest, some five minutes:
   that must wait is named in `plan.waiting_reasons`, with the reason.
 - `self.waiting` is a `RequestQueue` (milestone_llm/core/request_queue.py): `peek`, `pop`, `add`; it
   is true while somebody waits. `self.running` is a list of requests.
-- `self.kv` is a `RegionManager` (m2_batching/regions.py): `can_allocate`, `describe`, `allocate`,
-  `free`, `reset`; `regions` has the region of each request that has one, by request id.
+- `self.kv` is a `KVCacheManager` (kv_cache_manager.py, in this folder): `can_allocate`, `describe`,
+  `allocate` and `blocks_of` take a request. `free` and `reset`, which you write, too, are called
+  for you.
 - `BaseScheduler` (milestone_llm/core/scheduler.py) takes requests in, hands sampled tokens to them,
-  and takes finished ones out of `self.running`; then it calls `free_memory`.""",
-    )
+  and takes finished ones out of `self.running`; then it calls `self.kv.free`.""",
+    ),
 ]
 
 
@@ -131,10 +142,10 @@ def rows(parts: Parts) -> None:
     )
 
 
-@step("a request that finishes leaves at once", "scheduler.py")
+@step("a request that finishes leaves at once", "kv_cache_manager.py")
 def finished(parts: Parts) -> None:
-    """`update` of the base class takes a finished request out of `self.running` and calls
-    `free_memory`, which you write. The next step has its place."""
+    """`update` of the base class takes a finished request out of `self.running` and calls `free`
+    of the KV manager, which you write. The next step has its place."""
     play(
         scheduler(parts, max_num_seqs=2),
         """
@@ -196,8 +207,8 @@ def budget(parts: Parts) -> None:
 @step("priorities, memory, and starting again", "scheduler.py")
 def priority_and_memory(parts: Parts) -> None:
     """The queue decides who is next. After an exception, `restart` of the base class calls
-    `reset_memory` and queues all requests again with the tokens that they have, which may be
-    more than a step's budget."""
+    `reset` of the KV manager, which you write in kv_cache_manager.py, and queues all requests
+    again with the tokens that they have, which may be more than a step's budget."""
     play(
         scheduler(parts, max_num_seqs=1, policy="priority"),
         """

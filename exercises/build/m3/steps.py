@@ -21,7 +21,7 @@ DONE = """All of it. Now let it serve, beside ours:
   python -m m3_paged.bench --set scheduler=exercises/build/m3/scheduler.py
   python -m m3_paged.serve --scheduler exercises/build/m3/scheduler.py
 
-Ours are block_pool.py, block_manager.py and scheduler.py in m3_paged/."""
+Ours are block_pool.py, block_manager.py, kv_cache_manager.py and scheduler.py in m3_paged/."""
 
 FILES = [
     File(
@@ -61,6 +61,24 @@ FILES = [
         without=("BlockManager._grow", "BlockManager._shared_indices"),
     ),
     File(
+        "m3_paged/kv_cache_manager.py",
+        {
+            "KVCacheManager.allocate": "step 6: self.blocks.allocate, for all known tokens. Step "
+            "8: what was swapped out (its status says so) has blocks now, and is swapped in.",
+            "KVCacheManager.append": "step 6: self.blocks.append for tokens num_computed_tokens .. "
+            "num_tokens - 1; what it returns belongs into plan.copies. Step 7: first ask whether "
+            "that can be, and if not, do nothing and say so.",
+            "KVCacheManager.free": "step 6: if it has a block table, self.blocks drops it. Step 8: "
+            "self.preempter.host is a BlockManager, too; a swapped request that is aborted has a "
+            "table there.",
+        },
+        """Steps 6 to 8, together with scheduler.py: `scheduler.kv` is this `KVCacheManager`.
+
+- `self.blocks` is your `BlockManager`.
+- `self.preempter` (m3_paged/preemption.py): `preempt(victim, plan, reason)` takes a request's
+  blocks and notes it in the plan; `swap_in(request, plan)` brings back what was swapped out.""",
+    ),
+    File(
         "m3_paged/scheduler.py",
         {
             "Scheduler.schedule": "step 6: as in M2, in the order of `by_seniority`, but each "
@@ -69,9 +87,8 @@ FILES = [
             "Scheduler.by_seniority": "step 6: by admission, which is the order of self.running; a "
             "list of its own, for self.running changes while a step is planned. Step 8: under "
             'policy="priority" sorted by self.waiting.key.',
-            "Scheduler._make_room": "step 6: self.kv.append for tokens num_computed_tokens .. "
-            "num_tokens - 1; what it returns belongs into plan.copies. Step 7: as long as "
-            "can_append says no, the last of by_seniority goes, with a reason for people: out of "
+            "Scheduler._make_room": "step 6: self.kv.append. Step 7: as long as it says no, the "
+            "last of by_seniority goes (self.kv.preempt, with a reason for people): out of "
             "running, into waiting.",
             "Scheduler.reason_to_wait": Todo(
                 "step 6: the budget, as in M2, and memory: can the blocks for all known tokens be "
@@ -79,23 +96,17 @@ FILES = [
                 first=2,
             ),
             "Scheduler._admit": "step 6: as in M2; the row comes from `_add_row`. Step 8: what was "
-            "preempted is resumed, and what was swapped out is swapped in, before the status "
-            "changes.",
-            "Scheduler.free_memory": "step 6: if it has a block table, self.kv.free drops it. Step "
-            "8: self.preempter.host is a BlockManager, too; a swapped request that is aborted has "
-            "a table there.",
+            "preempted is resumed. Memory comes first, before the status changes.",
         },
         """Steps 6 to 9. Begin with block_pool.py and block_manager.py. What is new beside M2:
 
-- `self.kv` is your `BlockManager`.
-- `self.preempter` (m3_paged/preemption.py): `preempt(victim, plan, reason)` takes a request's
-  blocks and notes it in the plan; `swap_in(request, plan)` brings back what was swapped out. The
-  lists `self.running` and `self.waiting` are yours: it does not touch them.
+- `self.kv` is your `KVCacheManager`, over your `BlockManager`. The lists `self.running` and
+  `self.waiting` are the scheduler's: `self.kv.preempt` does not touch them.
 - A preempted request has `num_preemptions` above 0, and the status SWAPPED if its KV is in host
   memory. When it is admitted again, it goes into `plan.resumed` instead of `plan.admitted`.
-- `plan.copies` are the blocks that must be copied before the step.
-- Further completions of a prompt (n > 1) wait in `self.completions` (m3_paged/completions.py) until
-  the first has computed it. Then `_add_row` starts them, as it is.""",
+- Further completions of a prompt (n > 1) wait in `self.completions`
+  (milestone_llm/core/completions.py) until the first has computed it. Then `_add_row` starts them,
+  as it is.""",
     ),
 ]
 
@@ -438,10 +449,10 @@ def resume(parts: Parts) -> None:
 
     def abort(own: Any, requests: Any) -> None:
         own.finish(requests["c"], "abort")
-        if own.preempter.host.block_tables:
+        if own.kv.preempter.host.block_tables:
             raise Wrong(
                 "c was swapped out and then aborted; host memory still has its blocks: "
-                f"{own.preempter.host.block_tables}. free_memory gives these back, too."
+                f"{own.kv.preempter.host.block_tables}. `free` gives these back, too."
             )
 
     play(

@@ -24,11 +24,11 @@ DONE = """All of it. Now let it serve, beside ours:
   python -m m4_prefix_chunked.bench --set scheduler=exercises/build/m4/scheduler.py
   python -m m4_prefix_chunked.serve --scheduler exercises/build/m4/scheduler.py
 
-M5 takes it, too. Ours are prefix_cache.py, caching_pool.py and scheduler.py in
-m4_prefix_chunked/, and milestone_llm/frontend/block_hashes.py."""
+M5 takes it, too. Ours are prefix_cache.py, caching_pool.py, kv_cache_manager.py and scheduler.py
+in m4_prefix_chunked/, and milestone_llm/core/block_hashes.py."""
 FILES = [
     File(
-        "milestone_llm/frontend/block_hashes.py",
+        "milestone_llm/core/block_hashes.py",
         {
             "hash_block": 'step 1: array("q", token_ids).tobytes() makes bytes of tokens, '
             "hashlib.sha256(...) and its digest() a hash of bytes. Both must be in it, the parent "
@@ -86,6 +86,25 @@ FILES = [
         "Steps 4 and 5. `_hash` gives the name of a full block.",
     ),
     File(
+        "m4_prefix_chunked/kv_cache_manager.py",
+        {
+            "KVCacheManager.allocate": Todo(
+                "step 6: what was swapped out gets blocks and comes back as in M3, and 0 is "
+                "returned. All others get their table from self.prefix_cache, which allocates, "
+                "given the hit; what that returns belongs into plan.copies. Step 8: what the hit "
+                "saves is computed already, which the request must know (num_computed_tokens), "
+                "and is returned. Of a new request it is its num_cached_tokens, too.",
+                first=1,
+            ),
+            "KVCacheManager.free": "step 6: as in M3; and self.prefix_cache.release(request), "
+            "whether it has a table or not. Step 8: before a table is freed, make findable what is "
+            'computed; but if its finish_reason is "error", forget its blocks instead, and what '
+            "was found last (self._found).",
+        },
+        """Steps 6 to 8, together with scheduler.py: `scheduler.kv` is this `KVCacheManager`. Block
+tables and preemption are M3's, or yours: change the imports.""",
+    ),
+    File(
         "m4_prefix_chunked/scheduler.py",
         {
             "Scheduler.schedule": Todo(
@@ -110,23 +129,18 @@ FILES = [
             ),
             "Scheduler.reason_to_wait": Todo(
                 "step 6: in chunks, a budget of 1 token is enough to begin; else all tokens that "
-                "the hit does not save must fit. Memory: self.prefix_cache.can_allocate.",
-                first=4,
+                "need to be computed (self.kv.find says how many need not) must fit. Memory as in "
+                "M3.",
+                first=2,
             ),
-            "Scheduler._admit": "step 6: as in M3, but without a row, and what is not swapped out "
-            "gets its table from self.prefix_cache, which finds a hit and allocates; what that "
-            "returns belongs into plan.copies. Step 8: what the hit saves is computed already, "
-            "which the request must know (num_computed_tokens), and is returned. Of a new request "
-            "it is its num_cached_tokens, too.",
-            "Scheduler.free_memory": "step 6: as in M3; and self.prefix_cache.release(request), "
-            "whether it has a table or not. Step 8: before a table is freed, make findable what is "
-            'computed; but if its finish_reason is "error", forget its blocks instead.',
+            "Scheduler._admit": "step 6: as in M3, but without a row. What self.kv.allocate found "
+            "in the cache is returned.",
         },
-        """Steps 6 to 9. Block tables and preemption are M3's, or yours: change the imports.
+        """Steps 6 to 9.
 
-A running request *decodes* if it lacks one token only and is not in `self.completions.forks` (no
-further completions of its prompt are still to begin); otherwise its prompt is *under way*: it has a
-row, and blocks for all of its prompt, since it was admitted.""",
+A running request *decodes* if it lacks one token only and is not in `self.completions.further`
+(no further completions of its prompt are still to begin); otherwise its prompt is *under way*: it
+has a row, and blocks for all of its prompt, since it was admitted.""",
     ),
 ]
 
@@ -532,10 +546,10 @@ def decode(parts: Parts) -> None:
     )
 
 
-@step("hits in the scheduler", "scheduler.py")
+@step("hits in the scheduler", "kv_cache_manager.py")
 def hits(parts: Parts) -> None:
-    """In `_admit`, what the cache found counts as computed. In `free_memory`, what a request
-    has computed stays findable, unless it ended with an error."""
+    """In `allocate` of the KV manager, what the cache found counts as computed. In `free`, what a
+    request has computed stays findable, unless it ended with an error."""
 
     def make(num_blocks: int = 16, **fields: Any) -> Any:
         fields = {"enable_prefix_caching": True, "max_num_batched_tokens": 32, **fields}

@@ -7,7 +7,7 @@ make the same requests, with equal ids, numbers and seeds.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from milestone_llm.core.engine_core import EngineCore
@@ -100,6 +100,15 @@ class RankPeers(Peers):
         self._changes = []
         self._followed = {k: each for k, each in self._followed.items() if not each.is_finished}
 
+    def in_step(self, core: EngineCore, step: Callable[[], None]) -> Callable[[], None]:
+        """Return a step before which this rank takes over what came to rank 0."""
+
+        def step_together() -> None:
+            self.before("step", core)
+            step()
+
+        return step_together
+
     def parted(self) -> None:
         """Tell the other ranks to end: this rank was interrupted, and the ranks no longer agree."""
         self.ranks.mark_out_of_sync()
@@ -134,9 +143,7 @@ class RankPeers(Peers):
 
     def _follow(self, change: NewRequest | FinishedRequest, core: EngineCore) -> None:
         if isinstance(change, NewRequest):
-            requests = build_requests(*change)
-            for request in requests:
-                request.allowed_tokens = self.grammars.rule_of(change.params)
+            requests = build_requests(*change, self.grammars)
             self._followed |= {each.request_id: each for each in requests}
             core.add_request(*requests)
         elif followed := self._followed.get(change.request_id):

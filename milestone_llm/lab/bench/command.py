@@ -1,7 +1,7 @@
 """One command line for all benches: `python -m m1_single.bench --baseline hf`
 
-A program with a comparison of its own gives a function that takes a `Bench`. Nothing here imports
-torch.
+A program that makes a comparison of its own passes a function that takes a `Bench`. Nothing here
+imports torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from milestone_llm import MILESTONES
-from milestone_llm.command.cli import Formatter, add_options, positive, run_command
+from milestone_llm.cli import Formatter, add_options, positive, run_command
 
 if TYPE_CHECKING:
     from .compare import Bench
@@ -30,16 +30,16 @@ def bench_command(
     options: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
     before: Callable[[argparse.Namespace], object] = lambda args: None,
 ) -> int:
-    """The command line of a milestone's bench.
+    """Run the bench of a milestone.
 
     Args:
         milestone: the package whose `LLMEngine` is measured.
-        description: what `--help` begins with.
-        arguments: instead of the command line.
-        run: what is compared with what; None: the engine, and `--baseline`.
+        description: first paragraph of `--help`.
+        arguments: replace those of the command line.
+        run: makes the comparison; None: compares the engine with `--baseline`.
         prog: the program's name, if it is not the milestone's own bench.
-        options: adds those of `run`, and changes defaults.
-        before: what can be done or refused at once, before torch is imported.
+        options: adds the options of `run`, and changes defaults.
+        before: does checks that need no torch, before torch is imported.
 
     Returns:
         The exit status.
@@ -57,14 +57,14 @@ def bench_command(
         bench = Bench(milestone, args, made_by(["python", "-m", prog, *words]))
         try:
             (run or run_workload)(bench)
-        finally:  # what was measured before an error is kept
+        finally:  # also after an error: keep what was measured
             bench.write()
 
     return run_command(body, args, before)
 
 
 def run_workload(bench: Bench) -> None:
-    """The engine, and --baseline, on the requests of --workload."""
+    """Measure the engine and the baselines on the requests of `--workload`."""
     items = bench.make_work()
     engine = bench.engine(items)
     contestants = {engine.milestone: engine, **bench.baselines(engine, items)}
@@ -72,7 +72,7 @@ def run_workload(bench: Bench) -> None:
 
 
 def bench_parser(milestone: str, prog: str, description: str | None) -> argparse.ArgumentParser:
-    """The options of all benches."""
+    """Return a parser with the options of all benches."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {prog}", description=description, formatter_class=Formatter
     )

@@ -1,6 +1,6 @@
-"""What a bench works with: the work and the engines that its options describe, and a comparison.
+"""The workload and the engines that a bench's options describe, and their comparison.
 
-A comparison is plain data: what ran where, figures of each contestant by round, and remarks.
+A comparison is plain data: the setup, figures of each contestant by round, and remarks.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 import transformers
 
 from milestone_llm import MILESTONES
-from milestone_llm.command.cli import config_fields
-from milestone_llm.command.consoles import console
+from milestone_llm.cli import config_fields
+from milestone_llm.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.models.checkpoint import LoadedModel, load_model
@@ -33,7 +33,7 @@ from .workloads import WORKLOADS, WorkItem
 
 
 class Bench:
-    """The options of a bench, what they describe, and what has been measured so far."""
+    """The options of a bench, the objects they describe, and the comparisons made so far."""
 
     def __init__(
         self,
@@ -44,25 +44,26 @@ class Bench:
         self.args = args
         self.milestone = milestone
         self.num_ranks: int = getattr(args, "tensor_parallel_size", 1)
-        """Processes that the model is cut over."""
+        """Number of processes (ranks) that the model is sharded over."""
         self.comparisons: list[dict[str, Any]] = []
         self._record = record
         self._markdown: list[str] = []
 
     @cached_property
     def loaded(self) -> LoadedModel:
-        """The model that `--model`, `--dtype` and `--device` name."""
-        args, whole = self.args, self.num_ranks == 1  # else each reads its part
+        """The model of `--model`, `--dtype` and `--device`."""
+        args, whole = self.args, self.num_ranks == 1  # with several ranks, each reads its shard
         return load_model(args.model, dtype=args.dtype, device=args.device, weights=whole)
 
     def make_work(self) -> list[WorkItem]:
-        """The requests that the options describe."""
+        """Return the requests that the options describe."""
         args, names = self.args, ("num_requests", "input_len", "output_len")
         sizes = {name: getattr(args, name) for name in names if getattr(args, name)}
         return WORKLOADS[args.workload](self.loaded.vocab_size, args.seed, **sizes)
 
     def limits(self, items: Sequence[WorkItem]) -> dict[str, Any]:
-        """Rows and tokens of a step, and tokens of a request, for engines that serve `items`.
+        """Return the engine limits for serving `items`: rows and tokens of a step, tokens of a
+        request.
 
         Raises:
             InputError: a request is longer than `--max-model-len`.
@@ -81,14 +82,14 @@ class Bench:
         }
 
     def engine(self, items: Sequence[WorkItem], milestone: str | None = None, **given: Any) -> Any:
-        """An engine under these limits; `given` fields go before the options.
+        """Build an engine with these limits. Fields in `given` override the options.
 
         Raises:
             InputError: limits that do not fit the model or the workload, or an unknown field.
         """
         package = importlib.import_module(milestone or self.milestone)
         options = {**self.limits(items), **config_fields(self.args.set), **given}
-        if milestone not in (None, self.milestone):  # an earlier one has fewer fields
+        if milestone not in (None, self.milestone):  # an earlier milestone has fewer fields
             known = {field.name for field in fields(package.EngineConfig)}
             options = {name: value for name, value in options.items() if name in known}
         if self.num_ranks > 1:
@@ -97,7 +98,7 @@ class Bench:
         return package.LLMEngine(self.loaded.model, tokenizer=self.loaded.tokenizer, **options)
 
     def baselines(self, engine: Any, items: Sequence[WorkItem]) -> dict[str, Contestant]:
-        """Those that `--baseline` names, doing their work under the engine's limits."""
+        """Return the contestants of `--baseline`, with the engine's limits."""
         chosen, made = self.args.baseline, dict[str, Contestant]()
         for name in [*(BASELINES if "hf" in chosen else ()), *chosen]:
             if name in BASELINES:
@@ -120,16 +121,16 @@ class Bench:
         earlier: Results | None = None,
         has_bar: bool = True,
     ) -> dict[str, Any]:
-        """Print what runs where, measure, print what came out.
+        """Print the setup, measure all contestants, and print the results.
 
         Args:
-            contestants: by name; the others are compared with the first.
-            facts: further figures of an engine.
-            about: lines of the heading; without any, the first engine and its limits.
-            earlier: results of contestants for which there is no room beside these.
+            contestants: by name; all others are compared with the first.
+            facts: computes further figures of an engine.
+            about: lines of the heading; empty: the first engine and its limits.
+            earlier: results of contestants that did not fit in memory together with these.
 
         Returns:
-            All of it, which `--json` writes in the end.
+            The comparison, which `write` adds to the file of `--json`.
         """
         if self.comparisons:
             console.print()
@@ -156,7 +157,7 @@ class Bench:
         return data
 
     def write(self) -> None:
-        """Write what was measured to the files that are asked for."""
+        """Write the comparisons to the files of `--json` and `--markdown`."""
         found = self.comparisons
         if not found:
             return
@@ -172,7 +173,7 @@ class Bench:
 
 
 def outcome(results: Results) -> dict[str, Any]:
-    """What was measured, as plain data."""
+    """Return results as plain data: figures by round, medians, speedups, equal tokens."""
     rounds = {name: [run.figures() for run in runs] for name, runs in results.items()}
     ours, *others = results
     own_tokens = results[ours][0].token_ids
@@ -190,13 +191,13 @@ def outcome(results: Results) -> dict[str, Any]:
 
 
 def config_of(engine: Any) -> dict[str, Any]:
-    """An engine's milestone and configuration."""
+    """Return an engine's milestone and configuration."""
     own = {"milestone": engine.milestone, **asdict(engine.config)}
     return {**own, "max_model_len": engine.max_model_len}
 
 
 def environment(engine: Any) -> dict[str, Any]:
-    """Versions, and the machine as far as it matters."""
+    """Return versions of libraries, and the device, threads and dtype."""
     device = engine.model.device
     return {
         "python": platform.python_version(),
@@ -209,7 +210,7 @@ def environment(engine: Any) -> dict[str, Any]:
 
 
 def describe_work(name: str, items: Sequence[WorkItem], seed: int) -> dict[str, Any]:
-    """A workload in numbers."""
+    """Return a workload's sizes."""
     inputs = [len(item.prompt) for item in items]
     outputs = [item.params.max_tokens for item in items]
     return {

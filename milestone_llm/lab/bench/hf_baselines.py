@@ -1,7 +1,8 @@
-"""The baselines of the benches: Hugging Face's `generate` and its continuous batching.
+"""Baselines of the benches: Hugging Face's `generate` and its continuous batching.
 
-Fair to both sides: the same model object, the same prompts and output lengths, EOS ignored, an
-attention mask always passed, the same sampling, and tokens counted as they reach the host.
+Conditions are the same for both sides: the same model object, prompts and output lengths, EOS
+ignored, an attention mask always passed, the same sampling, and tokens counted when they reach the
+host.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .measure import Contestant, RunResult
 from .workloads import Progress, WorkItem
 
 PAGE_SIZE = 16
-"""Tokens of a page of HF's paged cache."""
+"""Tokens of a page in HF's paged cache."""
 
 BASELINES: Mapping[str, tuple[str, Callable[[Any], Contestant]]] = {
     "one-by-one": ("HF one by one", lambda engine: partial(hf_static, engine.model, 1)),
@@ -34,14 +35,14 @@ BASELINES: Mapping[str, tuple[str, Callable[[Any], Contestant]]] = {
     ),
     "continuous": ("HF continuous", lambda engine: partial(hf_continuous, engine)),
 }
-"""By the name that `--baseline` knows: what the report calls it, and what makes it from the engine
-that is measured, under the engine's own limits."""
+"""By name in `--baseline`: its label in the report, and a function that makes it from the measured
+engine, with that engine's limits."""
 
 
 def hf_static(
     model: PreTrainedModel, max_num_seqs: int, items: Sequence[WorkItem], progress: Progress
 ) -> RunResult:
-    """HF `generate` on left-padded batches of up to `max_num_seqs` requests."""
+    """Run HF `generate` on left-padded batches of up to `max_num_seqs` requests."""
     start = time.perf_counter()
     token_ids: list[list[int]] = []
     token_times: list[list[float]] = []
@@ -59,17 +60,18 @@ def hf_static(
                 **options,
             )
         new_tokens = output[:, input_ids.shape[1] :].tolist()
-        # Useful are each row's own tokens; the rest was computed for nobody.
+        # Count each row's own tokens only; the rest was computed for nothing.
         token_ids += [row[:length] for row, length in zip(new_tokens, lengths, strict=True)]
         token_times += [[at - start for at in clock.times[:length]] for length in lengths]
     return RunResult(time.perf_counter() - start, token_ids, token_times)
 
 
 def hf_continuous(engine: Any, items: Sequence[WorkItem], progress: Progress) -> RunResult:
-    """HF's continuous batching under the engine's limits: rows and tokens a step, tokens of KV.
+    """Run HF's continuous batching with the engine's limits: rows and tokens of a step, tokens of
+    KV.
 
-    `generate_batch` gives all requests one output length. This is what it does inside, with each
-    request's own: no token is computed in vain. Attention stays SDPA.
+    `generate_batch` gives all requests the same output length. This function does what it does
+    inside, with each request's own length, so that no token is wasted. Attention stays SDPA.
     """
     config = engine.config
     kv_tokens = config.max_num_seqs * (engine.max_model_len + PAGE_SIZE)
@@ -116,14 +118,15 @@ def hf_continuous(engine: Any, items: Sequence[WorkItem], progress: Progress) ->
 
 
 def _batching_config(**options: Any) -> ContinuousBatchingConfig:
-    """HF's configuration; older releases call a page a block and lack some of the fields."""
+    """Return HF's configuration. Older releases call a page a block, and lack some of the
+    fields."""
     known = {field.name for field in dataclasses.fields(ContinuousBatchingConfig)}
     options["page_size" if "page_size" in known else "block_size"] = PAGE_SIZE
     return ContinuousBatchingConfig(**{k: v for k, v in options.items() if k in known})
 
 
 def left_padded(prompts: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Token ids and attention mask, both `[num_prompts, longest]`, ragged on the left."""
+    """Return token ids and attention mask, both `[num_prompts, longest]`, padded on the left."""
     longest = max(map(len, prompts))
     input_ids = torch.zeros(len(prompts), longest, dtype=torch.long)
     attention_mask = torch.zeros_like(input_ids)
@@ -135,8 +138,8 @@ def left_padded(prompts: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tenso
 
 @contextlib.contextmanager
 def plain_generation(model: PreTrainedModel, params: SamplingParams) -> Iterator[dict[str, Any]]:
-    """Take away the model's own generation config for a while: `generate` fills in from it
-    whatever it is not told, its EOS too.
+    """Replace the model's generation config for a while: `generate` takes every value from it that
+    it is not given, EOS included.
 
     Yields:
         The sampling of `params` as keywords of `generate`.
@@ -154,7 +157,8 @@ def plain_generation(model: PreTrainedModel, params: SamplingParams) -> Iterator
 
 
 class _Clock(BaseStreamer):
-    """A streamer that notes when each token of a batch came; the first call brings the prompts."""
+    """A streamer that records when each token of a batch arrives. The first call has the
+    prompts."""
 
     def __init__(self, lengths: Sequence[int], progress: Progress) -> None:
         self.times: list[float] = []
@@ -162,11 +166,11 @@ class _Clock(BaseStreamer):
         self._is_prompt = True
 
     def put(self, value: torch.Tensor) -> None:
-        """One new token of every row."""
+        """Record one new token of every row."""
         if not self._is_prompt:
             self.times.append(time.perf_counter())
             self._progress(sum(length >= len(self.times) for length in self._lengths))
         self._is_prompt = False
 
     def end(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: all tokens have been recorded."""

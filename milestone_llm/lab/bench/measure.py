@@ -1,7 +1,7 @@
-"""How a benchmark measures: what one run of a workload gave, and rounds in which all take turns.
+"""How a bench measures: runs of a workload, in rounds in which all contestants take turns.
 
-Everything is timed from outside with `time.perf_counter()`, the engine and the baselines alike:
-all requests are there at the start, and a token counts when the host knows it.
+Engines and baselines are timed in the same way, from outside with `time.perf_counter()`. All
+requests are there at the start, and a token counts when the host knows it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from milestone_llm.command.consoles import log_console
+from milestone_llm.consoles import log_console
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.garbage import freeze_garbage
 from milestone_llm.frontend.outputs import RequestOutput
+from milestone_llm.gc_control import freeze_gc_heap
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.tracer import Tracer
 
@@ -27,30 +27,30 @@ from .workloads import Progress, WorkItem, serve, token_count
 PERCENTS = (50, 95, 99)
 
 Figures = dict[str, float]
-"""Numbers by name. Times are in ms, but `seconds` and `cpu_seconds`."""
+"""Numbers by name. Times are in ms, except `seconds` and `cpu_seconds`."""
 FactMaker = Callable[[Sequence[RequestOutput], Sequence[StepRecord]], Figures]
-"""From a run's outputs and step records to numbers that only one scenario shows."""
+"""Computes further numbers from a run's outputs and step records, for one scenario."""
 
 
 @dataclass
 class RunResult:
-    """One run of a workload."""
+    """Results of one run of a workload."""
 
     seconds: float
     token_ids: list[list[int]]
-    """Each request's output, and no token more."""
+    """Each request's output tokens, without surplus ones."""
     token_times: list[list[float]]
-    """When each of these tokens was known, in seconds after the start; empty where not known."""
+    """When each of these tokens reached the host, in seconds after the start; empty if unknown."""
     facts: Figures = field(default_factory=dict)
-    """What only an engine knows: steps, rows per step, useful share, KV watermark."""
+    """Figures that only an engine has: steps, rows per step, useful share, KV watermark."""
     cpu_seconds: float = 0.0
-    """CPU time of all threads; tells a slow contestant from a busy machine."""
+    """CPU time of all threads. It tells a slow contestant from a busy machine."""
 
     def figures(self) -> Figures:
-        """`tok_s`, `seconds`, `ttft_p50` and its like, and the facts.
+        """Return `tok_s`, `seconds`, `ttft_p50` and similar, and the facts.
 
-        ttft: start of the run until a request's first token. tpot: mean time between its tokens.
-        itl: time between any two tokens of a request. latency: start of the run until its last.
+        ttft: from the start of the run to a request's first token. tpot: mean time between its
+        tokens. itl: time between two tokens of a request. latency: from the start to its last one.
         """
         num_tokens = sum(map(len, self.token_ids))
         numbers = {"num_tokens": num_tokens, "tok_s": num_tokens / self.seconds}
@@ -73,13 +73,13 @@ class RunResult:
 
 ServeWork = Callable[[Sequence[WorkItem], Progress], RunResult]
 Contestant = BaseEngine | ServeWork
-"""Who does the work: an engine of this project, or a function that does it in another way."""
+"""An engine of this project, or a function that does the work in another way."""
 Results = dict[str, list[RunResult]]
-"""Results of each contestant, one a round; the others are compared with the first."""
+"""Results of each contestant, one a round; all others are compared with the first."""
 
 
 def percentile(values: Sequence[float] | np.ndarray, percent: float) -> float:
-    """The value below which `percent` of the values lie, interpolated between neighbours."""
+    """Return the value below which `percent` of the values are, interpolated between neighbours."""
     return float(np.percentile(values, percent))
 
 
@@ -87,16 +87,18 @@ def run_engine(
     engine: Any, items: Sequence[WorkItem], progress: Progress, facts: FactMaker | None = None
 ) -> RunResult:
     """Serve the items with an engine of any milestone. With `facts`, every step is recorded."""
-    if hasattr(engine, "reset_prefix_cache"):  # nothing may be left of the run before
+    if hasattr(engine, "reset_prefix_cache"):  # so that nothing is left from the last run
         engine.reset_prefix_cache()
     tracer = Tracer()
     if facts is not None:
-        engine.step_log.watchers = [tracer]
+        engine.step_log.watch(tracer)
     before = dict(engine.step_log.counts)
     start = time.perf_counter()
     outputs = serve(engine, items, on_step=lambda changed: progress(len(changed)))
-    num_characters = sum(len(output.text) for output in outputs)  # text is made when it is read
+    num_characters = sum(len(output.text) for output in outputs)  # text is decoded when it is read
     seconds = time.perf_counter() - start
+    if facts is not None:
+        engine.step_log.unwatch(tracer)
     counts = {name: engine.step_log.counts[name] - before[name] for name in before}
     computed = counts["prefill_tokens"] + counts["decode_tokens"]
     num_tokens = sum(len(output.token_ids) for output in outputs)
@@ -118,10 +120,10 @@ def run_engine(
 
 
 def check_work(name: str, items: Sequence[WorkItem], result: RunResult) -> None:
-    """Every contestant must have done all of the work, or figures could not be compared.
+    """Check that a contestant did all the work; otherwise figures could not be compared.
 
     Raises:
-        RuntimeError: a request has fewer or more tokens than it was to get.
+        RuntimeError: a request has fewer or more tokens than `max_tokens`.
     """
     for index, (item, token_ids) in enumerate(zip(items, result.token_ids, strict=True)):
         if len(token_ids) != item.params.max_tokens:
@@ -132,7 +134,7 @@ def check_work(name: str, items: Sequence[WorkItem], result: RunResult) -> None:
 
 
 def short_work(items: Sequence[WorkItem]) -> list[WorkItem]:
-    """The warm-up: other prompts of the same lengths (no cache will know them), short outputs."""
+    """Return the warm-up: other prompts of the same lengths (no cache has them), short outputs."""
     short = [replace(item.params, max_tokens=min(4, item.params.max_tokens)) for item in items]
     return [
         replace(item, prompt=item.prompt[::-1], params=params)
@@ -147,10 +149,10 @@ def measure(
     facts: FactMaker | None = None,
     has_bar: bool = True,
 ) -> Results:
-    """Run everybody once a round, so that whatever else the machine does hits all of them.
+    """Run every contestant once a round, so that other work on the machine slows all of them.
 
-    Every second round goes backwards: no contestant always runs on a machine that another has
-    heated.
+    Every second round has the reverse order, so that no contestant always runs on a machine that
+    another one has heated up.
     """
 
     def run(name: str, work: Sequence[WorkItem], what: str) -> RunResult:
@@ -165,7 +167,7 @@ def measure(
     names = list(contestants)
     for name in names:
         run(name, short_work(items), "warm-up")
-    freeze_garbage()
+    freeze_gc_heap()
     results: Results = {name: [] for name in names}
     for number in range(1, rounds + 1):
         for name in names if number % 2 else names[::-1]:
@@ -182,7 +184,8 @@ def measure(
 
 
 def medians(rounds: Sequence[Figures]) -> Figures:
-    """Each figure's median over the rounds; `tok_s_min` and `tok_s_max` if there are several."""
+    """Return each figure's median over the rounds; of several rounds, also `tok_s_min` and
+    `tok_s_max`."""
     figures = {
         name: float(statistics.median(each[name] for each in rounds if name in each))
         for name in rounds[0]
@@ -194,7 +197,8 @@ def medians(rounds: Sequence[Figures]) -> Figures:
 
 
 def speedups(results: Mapping[str, Sequence[RunResult]]) -> dict[str, dict[str, Any]]:
-    """How many times faster the first contestant was than each other: median, and by round."""
+    """Return how many times faster the first contestant was than each other: median, and by
+    round."""
     ours, *others = results
     found = {}
     for name in others:
@@ -205,7 +209,7 @@ def speedups(results: Mapping[str, Sequence[RunResult]]) -> dict[str, dict[str, 
 
 
 def gap_figures(outputs: Sequence[RequestOutput]) -> Figures:
-    """The pauses from one token to the next, all requests' together, in ms; 0 if there are none."""
+    """Return percentiles of the times between two tokens of a request, over all requests, in ms."""
     gaps = np.concatenate([np.diff(output.metrics.token_times) for output in outputs])
     values = 1e3 * np.percentile(gaps if gaps.size else [0.0], (50, 99, 100))
     return dict(zip(("gap_p50", "gap_p99", "gap_max"), map(float, values), strict=True))

@@ -1,4 +1,5 @@
-"""What every record of a measurement says of its making; `unknown` is what cannot be found out."""
+"""Where a measurement comes from: command, date, commit, machine, versions. Unknown values are
+`unknown`."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ LIBRARIES = ("torch", "transformers", "triton")
 
 
 def made_by(command: Sequence[str]) -> dict[str, str]:
-    """The fields of a record that is made now.
+    """Return the fields of a record that is made now.
 
     Args:
-        command: its words; of an absolute path, which another machine has not, the last part stays.
+        command: its words. Of an absolute path only the last part is kept: it differs by machine.
     """
     words = [Path(word).name if os.path.isabs(word) else word for word in command]
     fields = shlex.join(words), date.today().isoformat(), commit(), machine(), versions()
@@ -31,7 +32,7 @@ def made_by(command: Sequence[str]) -> dict[str, str]:
 
 
 def front_matter(data: Mapping[str, Any]) -> str:
-    """The fields, as the head of a Markdown record, in YAML."""
+    """Return the fields as the head of a Markdown record, in YAML."""
     lines = [
         f"{name}: {json.dumps(data[name]) if ': ' in data[name] else data[name]}" for name in FIELDS
     ]
@@ -39,7 +40,7 @@ def front_matter(data: Mapping[str, Any]) -> str:
 
 
 def commit() -> str:
-    """The commit of this source code, and whether it was changed since."""
+    """Return the commit of this source code, and whether the code has changed since."""
     git = ["git", "-C", str(Path(__file__).parent)]
     try:
         head = subprocess.check_output(
@@ -52,7 +53,7 @@ def commit() -> str:
 
 
 def machine() -> str:
-    """CPU, cores, load and GPUs, in words: what a figure depends on."""
+    """Return CPU, cores, load and GPUs in words, which a figure depends on."""
     import torch
 
     from milestone_llm.models.machine import usable_cores
@@ -63,7 +64,7 @@ def machine() -> str:
 
 
 def cpu_name() -> str:
-    """As the system calls it."""
+    """Return the CPU's name, as the system has it."""
     facts = Path("/proc/cpuinfo")
     text = facts.read_text(encoding="utf-8") if facts.exists() else ""
     found = re.search(r"^model name\s*: (.+)$", text, flags=re.M)
@@ -71,6 +72,6 @@ def cpu_name() -> str:
 
 
 def versions() -> str:
-    """Of Python and the libraries that compute."""
+    """Return the versions of Python and of the libraries that compute."""
     installed = [f"{name} {version(name)}" for name in LIBRARIES if find_spec(name)]
     return ", ".join([f"Python {platform.python_version()}", *installed])

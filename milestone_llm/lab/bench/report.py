@@ -1,4 +1,4 @@
-"""The report of a benchmark: a heading, tables for 80 columns, remarks; or Markdown."""
+"""The report of a bench: a heading, tables of 80 columns, and remarks; also as Markdown."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.text import Text
 from milestone_llm.trace.text import plural
 
 Tables = Mapping[str, Mapping[str, str]]
-"""By title the columns of each table: a heading, and how to write its figures, as `str.format`."""
+"""For each title, the columns of a table: a heading, and a `str.format` text for its figures."""
 Filled = tuple[str, list[str], dict[str, list[str]]]
-"""A table's title, headings and rows by name."""
+"""A table's title, its headings, and its rows by name."""
 PERCENTILES = [
     (f"{metric.upper()}\np{percent}", f"{{{metric}_p{percent}}}")
     for metric in ("ttft", "tpot", "itl")
@@ -37,18 +37,18 @@ STANDARD_TABLES: Tables = {
     },
     "Latency in ms (TTFT: since the start of the run)": dict(PERCENTILES),
 }
-"""What the bench of a workload shows. Columns and rows without any figure are left out."""
+"""Tables of a workload's bench. Columns and rows without any figure are left out."""
 
 
 class Number(float):
-    """A float that `{}` writes with about three digits; 0 is one."""
+    """A float that `{}` writes with about three digits; 0 is written as `0`."""
 
     def __format__(self, spec: str) -> str:
         return super().__format__(spec or (".2f" if 0 < self < 10 else ",.0f"))
 
 
 def cell(text: str, figures: Mapping[str, float]) -> str:
-    """`text` with its figures filled in; empty where one is missing."""
+    """Return `text` with its figures filled in, or an empty text if one is missing."""
     try:
         return text.format_map({name: Number(value) for name, value in figures.items()})
     except KeyError:
@@ -58,7 +58,7 @@ def cell(text: str, figures: Mapping[str, float]) -> str:
 def filled(
     data: Mapping[str, Any], columns: Mapping[str, str]
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Headings, and the cells of each contestant's row: medians over the rounds."""
+    """Return the headings, and the cells of each contestant's row: medians over the rounds."""
     words = {"ours": next(iter(data["contestants"])), "kv_unit": data.get("kv_unit", "")}
     rows = {}
     for name, contestant in data["contestants"].items():
@@ -73,7 +73,7 @@ def filled(
 
 
 def titled(data: Mapping[str, Any], tables: Tables) -> Iterator[Filled]:
-    """Each table that has any rows."""
+    """Yield each table that has rows."""
     of_rounds = f", median of {data['rounds']} rounds" if data["rounds"] > 1 else ""
     for title, columns in tables.items():
         headings, rows = filled(data, columns)
@@ -82,7 +82,7 @@ def titled(data: Mapping[str, Any], tables: Tables) -> Iterator[Filled]:
 
 
 def heading(data: Mapping[str, Any]) -> dict[str, str]:
-    """What runs where, by name: enough to run it again."""
+    """Return the setup by name, with all that is needed to run it again."""
     work, machine, config = data["workload"], data["environment"], data["engine"]
     names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
     limits = [config["milestone"], *(f"{name} {config[name]}" for name in names)]
@@ -104,7 +104,7 @@ def heading(data: Mapping[str, Any]) -> dict[str, str]:
 
 
 def print_report(console: Console, tables: Iterable[Filled], remarks: Sequence[str]) -> None:
-    """Tables and remarks."""
+    """Print tables and remarks."""
     for title, headings, rows in tables:
         console.print()
         console.print(table(title, ["", *headings], [[name, *rows[name]] for name in rows]))
@@ -116,7 +116,7 @@ def print_report(console: Console, tables: Iterable[Filled], remarks: Sequence[s
 def table(
     title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], show_header: bool = True
 ) -> Table:
-    """A table as all programs print it: the first column is a name, the others are numbers."""
+    """Return a table in the common style: the first column has names, the others numbers."""
     look: dict[str, Any] = {"title_justify": "left", "title_style": "bold", "header_style": "bold"}
     grid = Table(title=title, box=None, show_header=show_header, **look)
     for index, text in enumerate(headings):
@@ -127,17 +127,18 @@ def table(
 
 
 def print_rows(console: Console, rows: Iterable[tuple[str, str]], gap: int = 1) -> None:
-    """Lines that begin with a name or a dash and are wrapped beside it."""
+    """Print lines that begin with a name or a dash. Long texts are wrapped in a column of their
+    own."""
     grid = Table.grid(padding=(0, gap))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for row in rows:
-        grid.add_row(*map(Text, row))  # no markup: texts may hold [brackets]
+        grid.add_row(*map(Text, row))  # no markup: texts may contain [brackets]
     console.print(grid)
 
 
 def markdown(about: Mapping[str, str], tables: Iterable[Filled], remarks: Sequence[str]) -> str:
-    """Heading, tables and remarks, to be kept beside the documentation."""
+    """Return heading, tables and remarks as Markdown, for the documentation."""
     parts = ["\n".join(f"- {name}: {text}" for name, text in about.items())]
     for title, headings, rows in tables:
         parts += [f"**{title}**", markdown_table(headings, rows)]
@@ -147,7 +148,7 @@ def markdown(about: Mapping[str, str], tables: Iterable[Filled], remarks: Sequen
 
 
 def markdown_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
-    """A row for each name."""
+    """Return a Markdown table with a row for each name."""
     lines = ["| | " + " | ".join(text.replace("\n", " ") for text in headings) + " |"]
     lines.append("|---|" + "---:|" * len(headings))
     lines += [f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items()]
@@ -155,7 +156,7 @@ def markdown_table(headings: Sequence[str], rows: Mapping[str, Sequence[str]]) -
 
 
 def same_tokens(data: Mapping[str, Any]) -> list[str]:
-    """Whether greedy outputs are the same."""
+    """Return for each other contestant how many greedy outputs are the same."""
     if data["workload"]["temperature"] > 0:
         return []
     total = plural(data["workload"]["num_requests"], "output")

@@ -1,4 +1,4 @@
-"""Work for an engine: named sets of requests, and a loop that serves them as they arrive."""
+"""Workloads: named sets of requests, and a loop that serves them as they arrive."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.outputs import RequestOutput
 
 Progress = Callable[[int], None]
-"""Called with the number of output tokens that have come since the last call."""
+"""Called with the number of output tokens that are new since the last call."""
 
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One request of a workload and when it comes."""
+    """One request of a workload, and when it arrives."""
 
     prompt: Any
     params: SamplingParams
     arrival_step: int = 0
-    """Engine step before which it is added."""
+    """The request is added before this step of the engine."""
     arrival_time: float = 0.0
-    """Seconds after the start before which it is not added."""
+    """The request is not added before this time, in seconds after the start."""
     priority: int = 0
 
 
@@ -38,11 +38,11 @@ CLASSIC_PROMPTS = (
 )
 """A short, a long and a medium prompt."""
 CLASSIC_LENGTHS = (10, 100, 50)
-"""Output tokens of each of the demos' requests: lengths differ, which batching is about."""
+"""Output tokens of the demos' requests. They differ, which is what batching is about."""
 
 
 def exactly(num_tokens: int) -> SamplingParams:
-    """So many greedy tokens, whatever the model says."""
+    """Return greedy sampling of exactly `num_tokens` tokens; EOS is ignored."""
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
 
@@ -55,7 +55,7 @@ def random_tokens(
     seed: int = 0,
     temperature: float = 0.0,
 ) -> list[WorkItem]:
-    """Requests of random tokens with lengths uniform in the given ranges, ends included.
+    """Return requests of random tokens, with lengths uniform in the given ranges, ends included.
 
     Every request generates its full length (`ignore_eos`), so all engines do the same work.
     """
@@ -71,7 +71,7 @@ def random_tokens(
 
 
 def _items(work: Iterable[tuple[list[int], int]], temperature: float, seed: int) -> list[WorkItem]:
-    """Requests of prompts and output lengths, which they reach whatever the model says."""
+    """Return requests from pairs of a prompt and an output length; EOS is ignored."""
     return [
         WorkItem(prompt, SamplingParams(temperature, max_tokens=n, ignore_eos=True, seed=seed + i))
         for i, (prompt, n) in enumerate(work)
@@ -79,22 +79,22 @@ def _items(work: Iterable[tuple[list[int], int]], temperature: float, seed: int)
 
 
 def mixed(vocab_size: int, seed: int = 0, **sizes: Any) -> list[WorkItem]:
-    """16 requests of 16..128 random tokens in and out: what a laptop can do."""
+    """Return 16 requests of 16..128 random tokens in and out, which a laptop can serve."""
     defaults = {"num_requests": 16, "input_len": (16, 128), "output_len": (16, 128)}
     return random_tokens(**{**defaults, **sizes}, vocab_size=vocab_size, seed=seed)
 
 
 def nano(vocab_size: int, seed: int = 0, **sizes: Any) -> list[WorkItem]:
-    """The public nano-vllm benchmark: 256 requests, 100..1024 tokens in and out, temperature 0.6.
+    """Return the public nano-vllm benchmark: 256 requests, 100..1024 tokens in and out, t = 0.6.
 
-    Draws in that benchmark's order (all prompts, then all output lengths), so that seed 0 gives its
-    133,966 output tokens.
+    Numbers are drawn in that benchmark's order (all prompts, then all output lengths), so that seed
+    0 gives its 133,966 output tokens.
     """
     defaults = {"num_requests": 256, "input_len": (100, 1024), "output_len": (100, 1024)}
     options: dict[str, Any] = {**defaults, **sizes}
     rng = random.Random(seed)
     prompts = [
-        # That benchmark draws ids in 0..10000 whatever the vocabulary.
+        # That benchmark draws ids in 0..10000 for every vocabulary.
         [rng.randint(0, 10000) % vocab_size for _ in range(rng.randint(*options["input_len"]))]
         for _ in range(options["num_requests"])
     ]
@@ -106,7 +106,7 @@ WORKLOADS: dict[str, Callable[..., list[WorkItem]]] = {"mixed": mixed, "nano": n
 
 
 def with_poisson_arrivals(items: Sequence[WorkItem], rate: float, seed: int = 0) -> list[WorkItem]:
-    """The same work, arriving at random: `rate` requests a second on average."""
+    """Return the same requests with random arrival times, `rate` requests a second on average."""
     rng, now, arriving = random.Random(seed), 0.0, []
     for item in items:
         arriving.append(replace(item, arrival_time=now))
@@ -121,10 +121,10 @@ def serve(
     chat: bool = False,
     on_step: Callable[[list[RequestOutput]], None] | None = None,
 ) -> list[RequestOutput]:
-    """Add each item when its time has come and step until all are done.
+    """Add each item when it arrives, and step until all are finished.
 
     Args:
-        on_step: called with the outputs of every step (for progress).
+        on_step: called with the outputs of every step, to show progress.
 
     Returns:
         Final outputs in the order of `items`.
@@ -138,7 +138,7 @@ def serve(
         while pending or engine.has_unfinished_requests():
             now = time.perf_counter() - started
             is_idle = not engine.has_unfinished_requests()
-            if is_idle and pending:  # nothing to compute: go to the next arrival
+            if is_idle and pending:  # nothing to compute: wait for the next arrival
                 step = max(step, items[pending[0]].arrival_step)
                 time.sleep(min(max(0.0, items[pending[0]].arrival_time - now), 60.0))
                 now = time.perf_counter() - started
@@ -157,8 +157,8 @@ def serve(
                 if on_step is not None:
                     on_step(changed)
             step += 1
-    except BaseException:  # Ctrl-C or an error: leave nothing behind
-        with contextlib.suppress(Exception):  # an engine that is beyond repair
+    except BaseException:  # Ctrl-C or an error: leave no request in the engine
+        with contextlib.suppress(Exception):  # the engine may not work any more
             for request_id in ids:
                 engine.abort(request_id)
         raise
@@ -172,15 +172,15 @@ def token_count(
     is_hidden: bool = False,
     newest_text: Callable[[], str] = str,
 ) -> Iterator[Progress]:
-    """A line that counts `total` output tokens, with the end of the newest text after the count.
+    """Show a line that counts `total` output tokens, with the end of the newest text after it.
 
-    No live display, which would keep the terminal from `breakpoint()`; and nothing of it belongs in
-    a log, or between the lines of `python -m pdb`.
+    It is no live display, because a live display would not work with `breakpoint()`. It is not
+    shown in a log, or under `python -m pdb`.
 
     Yields:
-        What to call after each step.
+        A function to call after each step.
     """
-    from milestone_llm.command.consoles import log_console
+    from milestone_llm.consoles import log_console
     from milestone_llm.trace.text import plural
 
     is_hidden = is_hidden or not log_console.is_terminal or sys.gettrace() is not None
@@ -194,7 +194,7 @@ def token_count(
         nonlocal num_tokens, next_update
         num_tokens += num_new
         now = time.perf_counter()
-        if now > next_update:  # a GPU's step is short
+        if now > next_update:  # a step on a GPU is short
             count = f"{description}  {num_tokens:,} of {plural(total, 'token')}"
             room = max(0, log_console.width - len(count) - 5)
             text = " ".join(newest_text().split())

@@ -1,1 +1,1 @@
-"""What the demos of all milestones share: a command line, work for engines, and the output."""
+"""The demos' common parts: command line, workload, and output."""

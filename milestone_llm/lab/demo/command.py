@@ -1,4 +1,4 @@
-"""The command line of every demo. Nothing here imports torch: `--help` answers at once."""
+"""The command line of every demo. It imports no torch, so that `--help` answers at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from milestone_llm.command.cli import (
+from milestone_llm.cli import (
     Formatter,
     add_options,
     positive,
@@ -15,11 +15,11 @@ from milestone_llm.command.cli import (
 )
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.scheduler import BaseScheduler
-from milestone_llm.frontend.own_code import own_class, place_of
+from milestone_llm.frontend.custom_scheduler import load_class, place_of
 
 
 def demo_parser(milestone: str, description: str | None) -> argparse.ArgumentParser:
-    """The options that every demo has."""
+    """Return a parser with the options of every demo."""
     parser = argparse.ArgumentParser(
         prog=f"python -m {milestone}.demo", description=description, formatter_class=Formatter
     )
@@ -36,7 +36,7 @@ def demo_parser(milestone: str, description: str | None) -> argparse.ArgumentPar
 
 
 def numbers(minimum: int) -> Callable[[str], list[int]]:
-    """An argparse type: whole numbers separated by commas, none below `minimum`."""
+    """Return an argparse type: whole numbers separated by commas, none below `minimum`."""
 
     def parse(text: str) -> list[int]:
         values = [int(part) for part in text.split(",")]
@@ -55,11 +55,11 @@ def run_demo(
     *,
     seconds: int,
 ) -> int:
-    """Run a demo. What it will read and write is tried first, and how long it takes is said.
+    """Run a demo. First check its files, so that an error comes before the model is loaded.
 
     Args:
         pictures: names of the files that it writes to `--out`.
-        seconds: how long it takes with its own options on two quiet CPU cores.
+        seconds: duration with its own options on two idle CPU cores, which is printed.
 
     Returns:
         The exit status.
@@ -80,14 +80,14 @@ def run_demo(
 
 
 def try_scheduler(path: Path) -> None:
-    """Find out before a model is loaded whether a file has a scheduler.
+    """Check that a file has a scheduler, before a model is loaded.
 
     Raises:
-        InputError: it has none, cannot be read, or is no Python.
-        Exception: what the file itself raises.
+        InputError: it has none, cannot be read, or is not valid Python.
+        Exception: any error that the file itself raises.
     """
     try:
-        own_class(path, "Scheduler", BaseScheduler)
+        load_class(path, "Scheduler", BaseScheduler)
     except SyntaxError as error:
         raise InputError(f"--scheduler: {error.msg}; mend {place_of(error)}") from None
     except InputError as error:

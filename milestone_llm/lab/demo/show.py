@@ -1,4 +1,4 @@
-"""What a demo prints after its runs, and the timeline that it draws."""
+"""The output of a demo after its runs, and the timeline that it draws."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.table import Table
 from rich.text import Text
 
 from milestone_llm import how_to_install
-from milestone_llm.command.consoles import console
+from milestone_llm.consoles import console
 from milestone_llm.lab.bench.report import table
-from milestone_llm.lab.trace.kv_figures import kv_figures
-from milestone_llm.lab.trace.page import Run, write_page
-from milestone_llm.lab.trace.positions import useful_share
+from milestone_llm.lab.explorer.kv_figures import kv_figures
+from milestone_llm.lab.explorer.page import Run, write_page
+from milestone_llm.lab.explorer.positions import useful_share
 from milestone_llm.trace.console import print_changes
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import plural
@@ -23,27 +23,27 @@ from .work import DemoRun
 
 
 def headline(text: str) -> None:
-    """What the next lines are about."""
+    """Print a heading."""
     console.print()
     console.rule(f"[bold]{text}", align="left", style="dim")
 
 
 def steps(run: DemoRun) -> None:
-    """The steps in which something happened, unless all have been shown."""
+    """Print the steps in which something changed, unless all steps have been printed."""
     if not run.prints_steps:
         headline(f"{run.label[:1].upper()}{run.label[1:]}, step by step")
         print_changes(run.records, run.sink)
 
 
 def step(run: DemoRun, record: StepRecord, what: str) -> None:
-    """One step, unless all have been shown."""
+    """Print one step, unless all steps have been printed."""
     headline(f"{what} (step {record.step})")
     if not run.prints_steps:
         run.sink(record)
 
 
 def answers(run: DemoRun, prompts: Sequence[str] = ()) -> None:
-    """Each prompt (its own, or the one given here) and what the model made of it."""
+    """Print each prompt (its own, or the one given here) and the model's answers."""
     headline("Answers")
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
@@ -65,17 +65,17 @@ def answers(run: DemoRun, prompts: Sequence[str] = ()) -> None:
 
 
 def requests(runs: Sequence[DemoRun]) -> None:
-    """Per request and run: when its first token came and when its last.
+    """Print for each request and run when its first and its last token came.
 
     `saved`: tokens of the prompt that the first run found in a prefix cache.
     """
     headline("Requests, times in ms since each one's arrival")
     by_number = {1: ["queue", "TTFT", "TPOT", "done"], 2: ["TTFT", "done"]}
-    names = by_number.get(len(runs), ["done"])  # there is no room for more
+    names = by_number.get(len(runs), ["done"])  # more columns do not fit
     columns = ["request", "in", "out"]
     if has_hits := any(out.metrics.num_cached_tokens for out in runs[0].outputs):
         columns.append("saved")
-    for run in runs:  # several: with a line for their labels
+    for run in runs:  # several runs: headings have a line with their labels
         columns += [f"{run.label}\n{names[0]}", *names[1:]] if len(runs) > 1 else names
     if len(runs) > 1:
         columns = [name if "\n" in name else f"\n{name}" for name in columns]
@@ -92,7 +92,7 @@ def requests(runs: Sequence[DemoRun]) -> None:
 
 
 def summary(runs: Sequence[DemoRun]) -> None:
-    """The totals of each run, side by side, and whether they gave the same tokens."""
+    """Print the totals of each run in columns, and whether all runs gave the same tokens."""
     headline("Summary")
     columns = [_totals(run) for run in runs]
     rows = [[name, *(column[name] for column in columns)] for name in columns[0]]
@@ -111,7 +111,8 @@ def summary(runs: Sequence[DemoRun]) -> None:
 
 
 def in_fewer_bits(runs: Sequence[DemoRun]) -> None:
-    """What the last run, of the same model in fewer bits, said, and how fast each was."""
+    """Print the answer of the last run, whose weights have fewer bits, and the speed of each
+    run."""
     headline("The same weights in the few bits in which their file has them")
     *_, last = runs
     answer = last.outputs[0]
@@ -143,7 +144,7 @@ def _totals(run: DemoRun) -> dict[str, str]:
 
 
 def timeline(runs: Sequence[DemoRun], path: Path, by: str = "step", label: str = "{}") -> None:
-    """Draw the traces on shared axes, by step or by time, and say where the picture is."""
+    """Draw the traces on shared axes, by step or by time, and print the picture's path."""
     console.print()
 
     def draw() -> None:
@@ -156,7 +157,7 @@ def timeline(runs: Sequence[DemoRun], path: Path, by: str = "step", label: str =
 
 
 def picture(what: str, path: Path, draw: Callable[[], object]) -> None:
-    """Draw and say where the picture is. Without matplotlib the demo has shown the rest."""
+    """Draw a picture and print its path. Without matplotlib, print how to install it."""
     try:
         draw()
     except ModuleNotFoundError as error:
@@ -166,19 +167,19 @@ def picture(what: str, path: Path, draw: Callable[[], object]) -> None:
 
 
 def page(runs: Sequence[DemoRun], path: Path | None) -> None:
-    """Write the page that replays one or two runs, if there is to be one, and say where it is."""
+    """Write the page that replays one or two runs, if a path is given, and print the path."""
     if path is not None:
         write_page([Run.of(run.label, run.engine) for run in runs[:2]], path)
         written("page", path)
 
 
 def written(what: str, path: Path) -> None:
-    """Say where a file is, in one line whatever the console's width."""
+    """Print the path of a file in one line, on a console of any width."""
     console.print(f"{what}: {path}", markup=False, soft_wrap=True)
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Whole milliseconds from ten on, else one decimal."""
+    """Return a time in ms as text: whole from ten on, otherwise with one decimal."""
     if seconds is None:
         return "-"
     return f"{seconds * 1e3:,.1f}" if seconds < 0.01 else f"{seconds * 1e3:,.0f}"

@@ -1,4 +1,4 @@
-"""The work of a demo: a model, requests for it, and what came of serving them."""
+"""The work of a demo: a model, requests for it, and the runs that serve them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from milestone_llm.command.cli import OPTIONS
-from milestone_llm.command.consoles import console, log_console
+from milestone_llm.cli import OPTIONS
+from milestone_llm.consoles import console, log_console
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.inputs import encode_prompt
 from milestone_llm.frontend.outputs import RequestOutput
@@ -32,7 +32,7 @@ from milestone_llm.trace.records import StepRecord
 
 @dataclass
 class DemoRun:
-    """Requests that an engine has served."""
+    """Requests that an engine has served, and their outputs."""
 
     label: str
     engine: Any
@@ -42,12 +42,12 @@ class DemoRun:
 
     @property
     def records(self) -> list[StepRecord]:
-        """The trace."""
+        """Records of its steps."""
         return list(self.engine.tracer.records)
 
     @cached_property
     def sink(self) -> ConsoleSink:
-        """What prints steps of it: one for all, so that a request keeps its colour."""
+        """Prints its steps. There is one for all, so that a request keeps its colour."""
         tokenizer = self.engine.tokenizer
         return ConsoleSink(console, decode=tokenizer and tokenizer.decode)
 
@@ -60,7 +60,7 @@ class DemoRun:
 
 @dataclass
 class Work:
-    """A model and the requests that it is given; `args` are the options of the demo."""
+    """A model and its requests; `args` are the options of the demo."""
 
     args: argparse.Namespace
     loaded: LoadedModel
@@ -68,7 +68,7 @@ class Work:
 
     @property
     def is_chat(self) -> bool:
-        """Whether prompts are a user's messages."""
+        """Whether prompts are messages of a user."""
         return bool(getattr(self.loaded.tokenizer, "chat_template", None))
 
     @property
@@ -78,7 +78,7 @@ class Work:
         return [len(encode_prompt(tokenizer, item.prompt, self.is_chat)) for item in self.items]
 
     def _say_how_long(self) -> None:
-        """Once, for all the work of a demo, where it is known."""
+        """Print once how long the demo takes, if that is known."""
         seconds, self.args.seconds = self.args.seconds, 0
         is_on_cpu = self.loaded.model.device.type == "cpu"
         if seconds and is_on_cpu and self.args.model == OPTIONS["model"]["default"]:
@@ -87,22 +87,23 @@ class Work:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest request, at most what the model has positions for."""
+        """Tokens of the longest request, but not more than the model has positions for."""
         pairs = zip(self.prompt_lengths, self.items, strict=True)
         longest = max(length + item.params.max_tokens for length, item in pairs)
         return min(longest, max_position(self.loaded.model) or longest)
 
     def engine(self, milestone: Any, **changes: Any) -> Any:
-        """An engine of a milestone's package, with a tracer.
+        """Build an engine of a milestone's package, with a tracer.
 
-        Every option that is named like a field of its config is passed on, unless changed here;
-        `model` among the changes takes the place of the model that is loaded.
+        Every option with the name of a field in its config is passed on; `changes` override it. If
+        `changes` has `model`, that is used instead of the loaded model.
         """
         model = changes.pop("model", self.loaded.model)
         names = [field.name for field in fields(milestone.EngineConfig)]
         options = {name: getattr(self.args, name, None) for name in names} | changes
         default = milestone.EngineConfig.max_num_batched_tokens
-        budget = max(default, self.longest, self.args.max_num_seqs)  # holds any prompt, any rows
+        # holds every prompt, and all rows
+        budget = max(default, self.longest, self.args.max_num_seqs)
         given = {"trace": "memory", "max_num_batched_tokens": budget}
         given |= {name: value for name, value in options.items() if value is not None}
         return milestone.LLMEngine(model, tokenizer=self.loaded.tokenizer, **given)
@@ -112,13 +113,14 @@ class Work:
         return self.serve(label, self.engine(milestone, **changes))
 
     def beside_own(self, label: str, milestone: Any, **changes: Any) -> list[DemoRun]:
-        """The milestone's own run, if `--scheduler` gives another one: to be compared with it."""
+        """Run the milestone's own scheduler, to be compared, if `--scheduler` gives another one."""
         if not self.args.scheduler:
             return []
         return [self.run(label, milestone, scheduler=None, trace=None, **changes)]
 
     def serve(self, label: str, engine: Any) -> DemoRun:
-        """Serve the requests; their tokens are counted, unless a trace needs the console."""
+        """Serve the requests. Their tokens are counted on the console, unless a trace prints
+        there."""
         run = DemoRun(label, engine, self.items, [])
         total = sum(item.params.max_tokens * item.params.n for item in self.items)
         newest = [""]
@@ -140,12 +142,12 @@ def load_work(
     lengths: Sequence[int] = CLASSIC_LENGTHS,
     **params: Any,
 ) -> Work:
-    """The model and the requests that the options describe.
+    """Load the model, and make the requests that the options describe.
 
     Args:
-        prompts: unless `--prompts` gives others. Without a tokenizer, random tokens take the place
-            of their words.
-        lengths: output tokens of each, unless `--max-tokens` says so.
+        prompts: used unless `--prompts` gives others. Without a tokenizer, random tokens replace
+            their words.
+        lengths: output tokens of each, unless `--max-tokens` is given.
         params: further fields of `SamplingParams`.
     """
     loaded = load_model(args.model)

@@ -1,1 +1,1 @@
-"""The schedulers of M1 to M4 under one's hands, over a model that costs nothing."""
+"""The playground: try the schedulers of M1 to M4, with a model that costs nothing."""

@@ -14,13 +14,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from milestone_llm.command.cli import Formatter, ended_in_one_line, whole_number
+from milestone_llm.cli import Formatter, ended_in_one_line, whole_number
 from milestone_llm.core.errors import InputError
 
 
 def serve(args: argparse.Namespace) -> None:
-    """Serve until Ctrl-C."""
-    from milestone_llm.command.consoles import console
+    """Serve the page until Ctrl-C."""
+    from milestone_llm.consoles import console
 
     from .own import OwnFile
     from .own_process import InAProcess
@@ -38,7 +38,7 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
+    """Run the command line. Returns the exit status."""
     name = "python -m milestone_llm.lab.playground"
     parser = argparse.ArgumentParser(name, description=__doc__, formatter_class=Formatter)
     meaning = "at 127.0.0.1; 0 takes a free one"

@@ -1,4 +1,4 @@
-"""What a step would take on a machine: a formula in place of a model.
+"""The duration of a step on a machine: a formula instead of a model.
 
 overhead + (weights + KV of all rows) / memory + operations / arithmetic + swapped KV / bus
 """
@@ -12,7 +12,7 @@ from milestone_llm.core.plan import StepPlan
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine and a model on it: bytes, operations, and how many of them a second."""
+    """A machine and a model on it: sizes in bytes and operations, and rates per second."""
 
     title: str
     layer_weights: int
@@ -20,13 +20,13 @@ class Machine:
     query_size: int  # query heads * head_dim * layers
     weight_bytes: int
     kv_bytes: int  # of a token
-    overhead_s: float  # what decode steps took besides: launches, Python
-    memory: float  # reading, as measured
-    arithmetic: float  # what prompts reached, not the peak
-    bus: float  # to host memory
+    overhead_s: float  # other time of decode steps: launches, Python
+    memory: float  # bytes a second of reading, as measured
+    arithmetic: float  # operations a second that prompts reached, not the peak
+    bus: float  # bytes a second to host memory
 
     def seconds(self, plan: StepPlan, block_size: int) -> float:
-        """How long a step takes."""
+        """Return how long a step takes."""
         swapped = (len(plan.swap_outs) + len(plan.swap_ins)) * block_size * self.kv_bytes
         if not plan.rows:
             return swapped / self.bus
@@ -42,7 +42,7 @@ class Machine:
         return step + swapped / self.bus
 
     def formula(self) -> str:
-        """For the page."""
+        """Return the formula as text for the page."""
         weights = self.weight_bytes * (self.layer_weights + self.head_weights)
         return (
             f"a step = {1e3 * self.overhead_s:.3g} ms + ({weights / 1e9:.2g} GB of weights + "

@@ -1,4 +1,4 @@
-"""The reader's own scheduler: a file that is loaded again when it was saved."""
+"""The reader's own scheduler: a file that is loaded again after it was saved."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from pathlib import Path
 
 from milestone_llm import MILESTONES
 from milestone_llm.core.scheduler import BaseScheduler
-from milestone_llm.frontend.own_code import milestone_of
-from milestone_llm.frontend.scheduler_file import scheduler_class
+from milestone_llm.frontend.custom_scheduler import milestone_of, scheduler_class
 
 from .setting import Setting
 from .simulate import NO_OWN, Outcome, Own, OwnScheduler, run_side
 
 
 class OwnFile:
-    """A file that is looked at again and again, and what lies beside it: it may import that.
+    """A file that is checked for changes, with the other files of its folder, which it may import.
 
     Args:
-        version_class: where its versions run.
+        version_class: runs a version of the file, in this process or another.
     """
 
     def __init__(self, path: Path, version_class: Callable[[str, Path], OwnScheduler]) -> None:
         self.path, self.milestone = path.resolve(), "m4_prefix_chunked"
-        with contextlib.suppress(SyntaxError):  # which the page will show
+        with contextlib.suppress(SyntaxError):  # the page will show the error
             self.milestone = milestone_of(self.path)
         self.version, self.versions, self._saved = 0, NO_OWN, [0]
         self._version_class = version_class
         self._lock = threading.Lock()
 
     def refresh(self) -> Own:
-        """Its newest version and the one before; loaded again if it was saved since."""
+        """Return its newest version and the one before. Load it again if it was saved since."""
         with self._lock:
             files = [each for each in self.path.parent.glob("*.py") if each.exists()]
             saved = [each.stat().st_mtime_ns for each in sorted(files)]
@@ -46,19 +45,19 @@ class OwnFile:
 
 
 class Here:
-    """A version in this process: whoever calls must end what does not end."""
+    """A version that runs in this process. The caller has to stop it if it does not end."""
 
     def __init__(self, milestone: str, path: Path) -> None:
         self.milestone, self.path = milestone, path
         self.loaded = _loaded(milestone, path)
 
     def run(self, setting: Setting, index: int) -> Outcome:
-        """A side of a setting, with this scheduler."""
+        """Run a side of a setting with this scheduler."""
         return run_side(setting, index, self.milestone, self.loaded, self.path.parent)
 
 
 def _loaded(milestone: str, path: Path) -> type[BaseScheduler] | BaseException:
-    """The class of the file, or what is wrong with it."""
+    """Return the class in the file, or the exception that loading it raised."""
     theirs = importlib.import_module(f"{milestone}.scheduler").Scheduler
     for name, module in list(sys.modules.items()):
         is_beside = Path(getattr(module, "__file__", None) or "").parent == path.parent

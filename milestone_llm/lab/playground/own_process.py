@@ -1,7 +1,7 @@
 """Runs of the reader's scheduler, each in a process of its own.
 
-It may loop, exit or crash while it is loaded and while it runs: what it does to itself it does to
-nobody else. Processes are forked from one that has imported what they need.
+The scheduler may loop, exit or crash when it is loaded and when it runs, and must not stop the
+page's server. Processes are forked from one that has imported what they need.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ from .setting import ENGINES, Setting
 from .simulate import Outcome
 
 SECONDS = 5.0
-"""For loading and a run."""
+"""Seconds for loading and one run."""
 PROCESSES = multiprocessing.get_context("forkserver")
 PRELOAD = [__name__, *(f"{name}.scheduler" for name in ENGINES)]
 
 
 class InAProcess:
-    """A version: a copy of the file, and of what lies beside it."""
+    """A version that runs in another process: a copy of the file and of its folder's other
+    files."""
 
     def __init__(self, milestone: str, path: Path) -> None:
-        PROCESSES.set_forkserver_preload(PRELOAD)  # of use before the first process
+        PROCESSES.set_forkserver_preload(PRELOAD)  # has an effect before the first process only
         self.milestone = milestone
         self._copy = tempfile.TemporaryDirectory(prefix="scheduler_")
         self.path = Path(self._copy.name).resolve() / path.name
         for each in path.parent.glob("*.py"):
-            with contextlib.suppress(OSError):  # it is gone by now
+            with contextlib.suppress(OSError):  # it has been deleted
                 shutil.copy(each, self.path.parent)
 
     def run(self, setting: Setting, index: int) -> Outcome:
-        """A side of a setting, with this scheduler; what is wrong with it is the outcome's."""
+        """Run a side of a setting with this scheduler. Errors of the scheduler are in the
+        outcome."""
         ours, theirs = PROCESSES.Pipe()
         with ours, tempfile.NamedTemporaryFile("r", errors="replace") as traceback:
             arguments = (theirs, self.milestone, self.path, setting, index, traceback.name, SECONDS)
@@ -60,7 +62,7 @@ class InAProcess:
         return Outcome(label, self.milestone, problem=problem, where=where)
 
     def _where(self, traceback: str) -> str:
-        """File and line at which it was last, if that is one of the folder."""
+        """Return the file and line where it last was, if the file is in the reader's folder."""
         for file, line in re.findall(r'File "(.+)", line (\d+)', traceback):
             if Path(file).parent == self.path.parent:
                 says = linecache.getline(file, int(line)).strip()
@@ -77,10 +79,11 @@ def _run(
     traceback: str,
     seconds: float,
 ) -> None:
-    """The process: it sends the outcome, or ends after some seconds and writes where it was."""
+    """Send the outcome. After `seconds`, write where the scheduler is, and end. Runs in the
+    process."""
 
     def debug() -> None:
-        faulthandler.cancel_dump_traceback_later()  # a debugger has all the time that it wants
+        faulthandler.cancel_dump_traceback_later()  # a debugger has no time limit
         sys.stdin = open("/dev/tty", encoding="utf-8")  # noqa: SIM115
         pdb.Pdb().set_trace(sys._getframe().f_back)
 

@@ -1,4 +1,4 @@
-"""Serves the playground to this machine alone."""
+"""The playground's server, for this machine only."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ MAX_BODY = 2**20
 
 
 class PlaygroundServer(ThreadingHTTPServer):
-    """At 127.0.0.1, so that no other machine reaches it.
+    """An HTTP server at 127.0.0.1, which no other machine can reach.
 
-    Other pages in the reader's browser do. What a browser says of them gives them away: a `Host` (a
-    name of theirs that leads here), or another `Origin`; and none may send JSON without asking.
+    Other pages in the reader's browser can. They are recognised by what the browser sends: a `Host`
+    (a name of theirs that resolves to 127.0.0.1), or another `Origin`. And no page may send JSON to
+    another site without asking it first.
     """
 
     daemon_threads = True
@@ -37,28 +38,30 @@ class PlaygroundServer(ThreadingHTTPServer):
         }
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Print what went wrong, unless a page was closed."""
+        """Print the error, except when a page was closed."""
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 class Handler(BaseHTTPRequestHandler):
-    """The page, and answers to what it asks."""
+    """Sends the page, and answers its questions."""
 
     protocol_version = "HTTP/1.1"
     timeout = 30
-    disable_nagle_algorithm = True  # a body that waits for its headers to be confirmed takes 40 ms
+    # otherwise a body waits 40 ms until its headers are acknowledged
+    disable_nagle_algorithm = True
     server: PlaygroundServer
 
     def do_GET(self) -> None:
-        """The page."""
+        """Send the page."""
         if self._is_ours() and self.path.partition("?")[0] == "/":
             self._send(200, self.server.html, "text/html")
         else:
             self._send(404, f"there is only {self.server.url}")
 
     def do_POST(self) -> None:
-        """What the page asks for. The body is JSON; bad input is answered by 400 and a line."""
+        """Answer a question of the page. The body is JSON; for bad input the answer is 400 and one
+        line."""
         length = self.headers.get("Content-Length", "")
         answer = self.server.answers.get(self.path)
         if answer is None or not self._is_ours() or not length.isdecimal():
@@ -77,7 +80,7 @@ class Handler(BaseHTTPRequestHandler):
         return host in self.server.hosts and origin in self.server.origins and is_json
 
     def _refuse(self, status: int, text: str) -> None:
-        self.close_connection = True  # what follows is not read
+        self.close_connection = True  # the rest of the request is not read
         self._send(status, text)
 
     def _send(self, status: int, text: str, kind: str = "text/plain") -> None:
@@ -90,4 +93,4 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: there would be a line for every change on the page."""
+        """Log nothing: there would be a line for every change on the page."""

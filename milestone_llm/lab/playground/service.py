@@ -1,4 +1,5 @@
-"""What the page asks for, as functions from JSON to text: the server only carries it."""
+"""The answers to the page's questions, as functions from JSON to text. The server only transports
+them."""
 
 from __future__ import annotations
 
@@ -8,15 +9,15 @@ from importlib.resources import files
 from typing import Any
 
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.trace.live import PageLines
-from milestone_llm.lab.trace.page import PagePart, explorer_html
+from milestone_llm.lab.explorer.live import PageLines
+from milestone_llm.lab.explorer.page import PagePart, explorer_html
 
 from .machine import MACHINES
 from .own import OwnFile
 from .setting import ENGINES, RequestSpec, Setting, defaults_of, random_requests, told_in_a_line
 from .simulate import FIGURES, Own, run_setting
 
-CHOICES = {  # fields of an `EngineConfig` that are one of some words
+CHOICES = {  # fields of an `EngineConfig` with a choice of words
     "policy": ["fcfs", "priority"],
     "preemption": ["recompute", "swap"],
     "prefill_policy": ["mixed", "prefill_first"],
@@ -25,7 +26,7 @@ NO_POLICY: Mapping[str, str] = {}
 
 
 class Playground:
-    """What a page may ask: `answers` has a function for each path."""
+    """Answers questions of the page: `answers` has a function for each path."""
 
     def __init__(self, file: OwnFile | None = None) -> None:
         self.file = file
@@ -38,7 +39,8 @@ class Playground:
         }
 
     def run(self, data: Any) -> str:
-        """Run a setting or a link: a line with all but records, then the records of each side."""
+        """Run a setting or a link. Returns a line with everything except records, then each side's
+        records."""
         setting = Setting.of(data)
         outcomes = run_setting(setting, self.own())
         sides = [{**vars(each), "records": len(each.records)} for each in outcomes]
@@ -51,24 +53,24 @@ class Playground:
         return "\n".join(lines)
 
     def trace(self, data: Any) -> str:
-        """The trace of the first side, as JSON lines."""
+        """Return the trace of the first side as JSON lines."""
         outcome = run_setting(Setting.of(data), self.own())[0]
         if not outcome.records:
             raise InputError(outcome.problem)
         return "".join(json.dumps(record.to_dict()) + "\n" for record in outcome.records)
 
     def random(self, data: Any) -> str:
-        """Arguments of `random_requests`, and what it gives."""
+        """Return the requests of `random_requests` for its arguments."""
         with told_in_a_line():
             specs = random_requests(**(data if isinstance(data, dict) else {}))
         return json.dumps([vars(spec) for spec in specs])
 
     def html(self, ask: str = "", policy: Mapping[str, str] = NO_POLICY) -> str:
-        """The page.
+        """Return the page.
 
         Args:
-            ask: a script that takes the place of page/ask.js: what brings questions to `answers`.
-            policy: what that script must be allowed, as `PagePart` has it.
+            ask: a script that replaces page/ask.js and brings questions to `answers`.
+            policy: what that script needs to be allowed, as in `PagePart`.
         """
         milestones = {name: (title, name) for name, title in ENGINES.items()}
         if self.file is not None:
@@ -87,7 +89,7 @@ class Playground:
             "request": vars(RequestSpec()),
             "own": self.file and self.file.milestone,
         }
-        text = json.dumps(data).replace("<", "\\u003c")  # nothing in it ends the element
+        text = json.dumps(data).replace("<", "\\u003c")  # no element of the page ends inside it
         html = _asset("play.html").replace("{{data}}", text)
         script = (ask or _asset("ask.js")) + _asset("play.js")
         part = PagePart("Playground", html, script, _asset("play.css"), policy)
@@ -95,7 +97,7 @@ class Playground:
 
 
 def presets() -> list[dict[str, Any]]:
-    """Settings that each ask a question."""
+    """Return the presets: settings that each ask a question."""
     found: list[dict[str, Any]] = json.loads(_asset("presets.json"))
     return found
 

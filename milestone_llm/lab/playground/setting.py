@@ -1,4 +1,5 @@
-"""What the playground is set to. A preset is a file of it, a link holds it, the page edits it."""
+"""The playground's setting. A preset is a file with one, a link contains one, the page edits
+one."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ ENGINES = {
     "m3_paged": "M3 paged",
     "m4_prefix_chunked": "M4 prefix, chunks",
 }
-VOCAB_SIZE = 199  # of the tiny models: an engine takes the very same prompts
+VOCAB_SIZE = 199  # of the tiny models: their engines take the same prompts
 MAX_MODEL_LEN, MAX_REQUESTS = 8192, 200
 _MEANINGLESS = {"dtype", "device", "seed", "trace", "check_invariants", "scheduler"}
 _MEANINGLESS |= {"gpu_memory_utilization", "aging_seconds"}
@@ -37,17 +38,18 @@ Count = Annotated[int, Field(ge=0, le=MAX_MODEL_LEN)]
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class RequestSpec:
-    """A request: when it comes, in seconds, and how many tokens it has."""
+    """A request: when it arrives, in seconds, and how many tokens it has."""
 
     arrival: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     prompt: Count = 32
     output: Count = 32
     priority: Count = 0
     shared: Count = 0
-    """Tokens with which the prompt begins as all others do that share something."""
+    """Tokens at the beginning of the prompt that it has in common with other requests."""
 
     def item(self, index: int, step: int = 0) -> WorkItem:
-        """Request `index` as work for an engine: a beginning that is shared, then its own."""
+        """Return request `index` as work for an engine: a shared beginning, then tokens of its
+        own."""
         own, common, vocabulary = random.Random(index), random.Random("shared"), range(VOCAB_SIZE)
         prompt = common.choices(vocabulary, k=min(self.shared, self.prompt))
         prompt += own.choices(vocabulary, k=self.prompt - len(prompt))
@@ -56,16 +58,17 @@ class RequestSpec:
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class Side:
-    """An engine, and fields of its `EngineConfig`: those that it lacks wait for another engine."""
+    """An engine and fields of its `EngineConfig`. Fields that it lacks are kept for another
+    engine."""
 
     engine: str = "m4_prefix_chunked"
-    """One of `ENGINES`; "own", the reader's file; or "own before", what that was."""
+    """One of `ENGINES`; "own", the reader's file; or "own before", the file's last version."""
     fields: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, config={"extra": "forbid"})
 class Setting:
-    """All of it."""
+    """A complete setting: requests, one or two sides, a machine, and a question with its answer."""
 
     requests: Annotated[list[RequestSpec], Field(min_length=1, max_length=MAX_REQUESTS)]
     sides: Annotated[list[Side], Field(min_length=1, max_length=2)]
@@ -73,30 +76,31 @@ class Setting:
     question: str = ""
     answer: str = ""
     shows: list[str] = field(default_factory=list)
-    """How the figures of the sides must compare for the answer to hold: `ttft: B < A`."""
+    """Conditions on the sides' figures for the answer to hold: `ttft: B < A`."""
 
     @classmethod
     def of(cls, data: Any) -> Setting:
-        """A setting from plain data, or from a link."""
+        """Return the setting in plain data or in a link."""
         with told_in_a_line():
             if isinstance(data, str):
                 return _SETTING.validate_json(unquote(data.removeprefix("#")))
             return _SETTING.validate_python(data)
 
     def to_json(self) -> str:
-        """What is not the default."""
+        """Return the values that are not defaults, as JSON."""
         return _SETTING.dump_json(self, exclude_defaults=True).decode()
 
     def to_link(self) -> str:
-        """The fragment of an address."""
+        """Return the fragment of an address with this setting."""
         return "#" + quote(self.to_json(), safe="{}[]:,")
 
     def in_order(self) -> list[RequestSpec]:
-        """Requests as they come: the first is r0."""
+        """Return the requests in order of arrival: the first is r0."""
         return sorted(self.requests, key=lambda request: request.arrival)
 
     def labels(self) -> list[str]:
-        """Titles of the sides: the engine, then what is set otherwise than on the other side."""
+        """Return titles of the sides: the engine, and the fields in which it differs from the other
+        side."""
         titles = {name: title.partition(" ")[0] for name, title in ENGINES.items()}
         titles |= {"own": "yours", "own before": "yours, before"}
         labels, values = [], [{**defaults_of(each.engine), **each.fields} for each in self.sides]
@@ -117,7 +121,8 @@ def random_requests(
     prompt: tuple[Count, Count],
     output: tuple[Count, Count],
 ) -> list[RequestSpec]:
-    """Requests that come at random, `rate` a second, as the bench makes them; lengths from, to."""
+    """Return requests with random arrivals, `rate` a second, as the bench makes them. `prompt` and
+    `output` are ranges of lengths."""
     ranges = [(max(1, min(each)), max(1, *each)) for each in (prompt, output)]
     items = random_tokens(count, *ranges, vocab_size=VOCAB_SIZE, seed=seed)
     return [
@@ -128,7 +133,8 @@ def random_requests(
 
 @contextmanager
 def told_in_a_line() -> Iterator[None]:
-    """Within, what is wrong with data becomes an InputError: one line that says what and where."""
+    """Turn validation errors inside the block into an `InputError`: one line with place and
+    reason."""
     try:
         yield
     except ValidationError as error:
@@ -137,12 +143,13 @@ def told_in_a_line() -> Iterator[None]:
 
 
 def config_class(milestone: str) -> Any:
-    """`EngineConfig` of a milestone."""
+    """Return the `EngineConfig` of a milestone."""
     return importlib.import_module(milestone).EngineConfig
 
 
 def defaults_of(milestone: str) -> dict[str, Any]:
-    """Fields of a milestone's `EngineConfig` that mean something here, and their defaults."""
+    """Return the fields of a milestone's `EngineConfig` that have an effect here, with their
+    defaults."""
     if milestone not in ENGINES:
         return {}
     found = {each.name: each.default for each in fields(config_class(milestone))}

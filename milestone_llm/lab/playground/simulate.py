@@ -1,7 +1,7 @@
-"""Runs a setting with scheduler, KV manager, core and tracer of the engines, and no model.
+"""Run a setting with the engines' scheduler, KV manager, core and tracer, but without a model.
 
-Tokens follow a rule, and the clock goes on by what a step would take. So a minute of an engine
-takes milliseconds, and is the same in every run.
+Tokens follow a rule, and the clock advances by the time that a step would take. So a minute of an
+engine takes milliseconds, and is the same in every run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.scheduler import BaseScheduler
+from milestone_llm.frontend.custom_scheduler import place_of
 from milestone_llm.frontend.input_processor import InputProcessor
 from milestone_llm.frontend.inputs import check_priority
-from milestone_llm.frontend.own_code import place_of
-from milestone_llm.frontend.step_log import StepLog
-from milestone_llm.frontend.watching import SettledStep
-from milestone_llm.lab.trace.kv_figures import kv_figures
-from milestone_llm.lab.trace.positions import useful_share
+from milestone_llm.frontend.step_log import LoggedStep, StepLog
+from milestone_llm.lab.explorer.kv_figures import kv_figures
+from milestone_llm.lab.explorer.positions import useful_share
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.tracer import Tracer
 
@@ -43,7 +42,7 @@ from .setting import (
 )
 
 MAX_STEPS, MAX_ROWS, MAX_BLOCKS = 5_000, 40_000, 100_000
-"""Of a run, so that one need not wait for it."""
+"""Limits of a run, so that one need not wait for it."""
 
 FIGURES = {
     "ttft": "TTFT, mean, s",
@@ -61,30 +60,30 @@ FIGURES = {
 
 
 class RuleRunner:
-    """Samples a token that says how long its request is by now."""
+    """Samples tokens from the number of tokens that their request has."""
 
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """A token for each row that samples."""
+        """Return a token for each row that samples."""
         due = [request for row in plan.rows for request in row.sampling_requests]
         tokens = {each.request_id: [SampledToken(each.num_tokens % VOCAB_SIZE)] for each in due}
         return LaunchedStep(lambda: tokens)
 
     def reset(self) -> None:
-        """There is nothing to forget."""
+        """Do nothing: a step leaves no state."""
 
 
 @dataclass
 class SimulatedClock:
-    """Says how long each step took, and passes it on to the tracer."""
+    """Computes how long each step took, and tells the tracer."""
 
     machine: Machine
     block_size: int
     tracer: Tracer
     now: float
-    """Seconds."""
+    """Time in seconds."""
 
-    def record(self, step: SettledStep, scheduler: BaseScheduler) -> None:
-        """Go on by a step."""
+    def record(self, step: LoggedStep, scheduler: BaseScheduler) -> None:
+        """Advance by the duration of a step."""
         end = self.now + self.machine.seconds(step.plan, self.block_size)
         self.tracer.record(replace(step, times=[self.now, self.now, end, end]), scheduler)
         self.now = end
@@ -92,7 +91,7 @@ class SimulatedClock:
 
 @dataclass
 class Outcome:
-    """What became of a side."""
+    """The result of a side."""
 
     label: str
     milestone: str
@@ -100,18 +99,18 @@ class Outcome:
     records: list[StepRecord] = field(default_factory=list)
     figures: dict[str, float] = field(default_factory=dict)
     step: int | None = None
-    """The last that was begun."""
+    """Number of the last step that was begun."""
     problem: str = ""
-    """Why the run ended before its time, or never began."""
+    """Why the run ended early, or did not begin."""
     where: str = ""
-    """File, line and what it says, where the problem is one of code."""
+    """File, line and its text, if the problem is in code."""
 
 
 class OwnScheduler(Protocol):
-    """A version of the reader's file, in place of a milestone's scheduler."""
+    """A version of the reader's file, which replaces a milestone's scheduler."""
 
     def run(self, setting: Setting, index: int) -> Outcome:
-        """A side of the setting."""
+        """Run a side of the setting."""
 
 
 Own = Mapping[str, OwnScheduler]  # by `Side.engine`
@@ -119,7 +118,7 @@ NO_OWN: Own = {}
 
 
 def run_setting(setting: Setting, own: Own = NO_OWN) -> list[Outcome]:
-    """Run each side to its end, or to where it breaks."""
+    """Run each side to its end, or to its first error."""
     return [
         own[side.engine].run(setting, index)
         if side.engine in own
@@ -138,8 +137,8 @@ def run_side(
     """Run one side.
 
     Args:
-        scheduler: in place of the milestone's, or what is wrong with it.
-        folder: whose lines are named where its code is the problem.
+        scheduler: replaces the milestone's; an exception if the file could not be loaded.
+        folder: the reader's folder: an error in its files is reported with its line.
     """
     outcome = Outcome(setting.labels()[index], milestone)
     try:
@@ -150,7 +149,7 @@ def run_side(
         outcome.problem = str(error)
     except BaseException as error:
         if folder is None and not isinstance(error, Exception):
-            raise  # Ctrl-C of whoever runs the page
+            raise  # Ctrl-C in the terminal of the page's server
         outcome.problem = f"{type(error).__name__}: {error}".removesuffix(": ")
         outcome.where = place_of(error, folder)
     if outcome.records:
@@ -172,14 +171,15 @@ def _run(
     clock = SimulatedClock(machine, size, Tracer(), now=coming[0][0])
     outcome.records, outcome.budget = clock.tracer.records, config.max_num_batched_tokens
     log = StepLog(outcome.milestone, scheduler, clock, check_invariants=scheduler_class is not None)
-    core, num_rows = EngineCore(scheduler, RuleRunner(), listener=log), 0
+    core, num_rows = EngineCore(scheduler, RuleRunner(), log), 0
     while coming or scheduler.has_unfinished_requests():
         if not scheduler.has_unfinished_requests():
             clock.now = max(clock.now, coming[0][0])  # nothing happens until then
         while coming and coming[0][0] <= clock.now:
             core.add_request(*coming.popleft()[1])
         outcome.step = len(outcome.records)
-        for output in core.step():
+        core.step()
+        for output in core.take_outputs():
             if output.finish_reason is not None:
                 log.ended(output.request_id, output.finish_reason)
         log.close_steps()
@@ -192,10 +192,10 @@ def _run(
 def assemble(
     given: Mapping[str, Any], milestone: str, own: type[BaseScheduler] | None = None
 ) -> tuple[BaseScheduler, Any]:
-    """A scheduler and its config, as the engine of a milestone has them.
+    """Return a scheduler and its config, as the engine of a milestone builds them.
 
     Raises:
-        InputError: what the engine would say; or it is more than a page can show.
+        InputError: errors of the engine's config, or more rows or blocks than a page can show.
     """
     if milestone not in ENGINES:
         hint = "your own wants --scheduler PATH"
@@ -222,7 +222,7 @@ def assemble(
 def _requests_for(
     scheduler: BaseScheduler, specs: Sequence[RequestSpec]
 ) -> list[tuple[float, list[Request]]]:
-    """When each comes, and its requests, checked as an engine does it."""
+    """Return each request's arrival time and completions, checked as an engine does it."""
     limits, validate = (VOCAB_SIZE, scheduler.max_model_len), scheduler.validate
     processor = InputProcessor(None, *limits, frozenset(), 0, lambda name: False, validate)
     requests = []
@@ -239,8 +239,8 @@ def _requests_for(
 
 
 def figures_of(records: Sequence[StepRecord], specs: Sequence[RequestSpec]) -> dict[str, float]:
-    """The figures of a run, or of its beginning, by the names in `FIGURES`."""
-    tokens: dict[str, list[float]] = {}  # when each came
+    """Return the figures of a run, or of its beginning, by their names in `FIGURES`."""
+    tokens: dict[str, list[float]] = {}  # times of each request's tokens
     num_cached = 0
     for record in records:
         end = record.start_s + record.execute_ms / 1e3

@@ -1,7 +1,7 @@
-"""Which blocks belonged to whom, step by step, read from a trace. Pure data; nothing is drawn.
+"""Which requests held which blocks, step by step, from a trace. Pure data; nothing is drawn.
 
-M3's demo (terminal), `kvmap` and `timeline` (pictures) show what is gathered here. A trace of
-m2_batching can be read as well: there a region is one block of `max_model_len` tokens.
+M3's demo (terminal), `kvmap` and `timeline` (pictures) show it. A trace of m2_batching can be read
+too: there a region is one block of `max_model_len` tokens.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from milestone_llm.trace.records import StepRecord
 
 @dataclass
 class BlockState:
-    """The pool while one step is computed."""
+    """The block pool during one step."""
 
     step: int
     num_blocks: int
     block_size: int
     """Tokens of a block."""
     holders: dict[int, list[str]] = field(default_factory=dict)
-    """Requests whose block tables name a block, in order; free blocks are absent."""
+    """Requests whose block tables contain a block, in order; free blocks are absent."""
     stored: dict[int, int] = field(default_factory=dict)
-    """Tokens in each block in use once the step is done."""
+    """Tokens in each used block after the step."""
 
     @property
     def shared(self) -> dict[int, list[str]]:
-        """Blocks of several requests."""
+        """Blocks that several requests hold."""
         return {block: names for block, names in self.holders.items() if len(names) > 1}
 
     @property
     def num_stored_tokens(self) -> int:
-        """Tokens in the pool; one that several requests share counts once."""
+        """Tokens in the pool; a token that several requests share counts once."""
         return sum(self.stored.values())
 
     @property
@@ -42,15 +42,16 @@ class BlockState:
 
 
 def block_history(records: Sequence[StepRecord]) -> Iterator[BlockState]:
-    """The pool in every step of a trace of m2_batching or later.
+    """Yield the state of the pool for every step of a trace of m2_batching or later.
 
-    A row of the batch brings its request's block table. A request that runs without a row (the
-    token budget was spent) keeps the table it had.
+    A row of the batch has its request's block table. A request that runs without a row (the token
+    budget was spent) keeps the table it had.
     """
     size = tokens_per_unit(records)
-    if not size:  # no block was in use after any step: one that ends all requests at once
+    if not size:  # no block was in use after any step: one step ended all requests
         size = max((row.end for record in records for row in record.batch), default=1)
-    block_tables: dict[str, tuple[list[int], int]] = {}  # by request, with its tokens stored
+    # by request, with the number of its stored tokens
+    block_tables: dict[str, tuple[list[int], int]] = {}
     for record in records:
         kept = {name: block_tables[name] for name in record.running if name in block_tables}
         block_tables = kept | {row.request_id: (row.blocks, row.end) for row in record.batch}
@@ -64,16 +65,16 @@ def block_history(records: Sequence[StepRecord]) -> Iterator[BlockState]:
 
 
 def tokens_per_unit(records: Sequence[StepRecord]) -> int:
-    """Tokens of a block or region; 0 if none was in use after any step."""
+    """Return the tokens of a block or region; 0 if none was in use after any step."""
     usage = [record.kv for record in records]
     return max((kv.reserved_tokens // kv.used for kv in usage if kv.used), default=0)
 
 
 def kv_during_steps(records: Sequence[StepRecord]) -> list[tuple[int, int, int]]:
-    """Tokens stored, reserved but empty, free but cached: all while each step was computed.
+    """Return for each step the tokens (stored, reserved but empty, free but cached) during it.
 
-    A record's own numbers are those after the step: a request that finished in it has given its
-    memory back. Here that memory is still counted, so that KV ends where the request's bar ends.
+    A record's own numbers are those after the step: a request that finished in it has freed its
+    memory. Here that memory still counts, so that KV ends where the request's bar ends.
     """
     size, cached_before, during = tokens_per_unit(records), 0, []
     has_blocks = records[0].kv.unit != "token"
@@ -85,7 +86,7 @@ def kv_during_steps(records: Sequence[StepRecord]) -> list[tuple[int, int, int]]
                 min(cached, cached_before) if record.finished else cached,
                 cached,
             )
-        else:  # a static batch: rows as wide as the widest, given back all at once
+        else:  # a static batch: all rows have the width of the widest, and are freed together
             stored = sum(row.end for row in record.batch if row.phase != "padding")
             width = max((row.end for row in record.batch), default=0)
             reserved = record.kv.reserved_tokens or len(record.batch) * width

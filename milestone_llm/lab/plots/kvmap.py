@@ -1,7 +1,8 @@
-"""Draw which KV block belonged to whom, step by step, as M3's demo does.
+"""Draw which request held each KV block, step by step, as M3's demo does.
 
-A line is a block, time goes to the right. A bar has the colour of its holder and fills from pale to
-solid as tokens come in; blank is free. A block of several requests changes colour with every step.
+A line is a block, and time goes to the right. A bar has the colour of its request; it fills from
+pale to solid as tokens are stored. Blank is free. A block of several requests changes colour with
+every step.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.trace.spans import arrival_order, request_marks
+from milestone_llm.lab.explorer.spans import arrival_order, request_marks
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import plural, request_color
 
@@ -27,17 +28,17 @@ from .block_history import BlockState, block_history
 from .picture import mark_style, set_titles, whole_numbers, write_picture
 
 _MAX_LEGEND = 12
-"""Requests; there is no room for more."""
+"""Most requests in the legend; more do not fit."""
 
 
 def draw_kvmap(records: Sequence[StepRecord], path: str | Path) -> Path:
-    """Draw the map of a run of m2_batching or later, and write the picture; returns the path.
+    """Draw the map of a run of m2_batching or later, and write the picture. Returns its path.
 
     Args:
-        path: where to write; ends in .png or .svg.
+        path: file to write; ends in .png or .svg.
 
     Raises:
-        InputError: the trace is of a milestone without blocks, or the path has another ending.
+        InputError: the trace's milestone has no blocks, or the path has another ending.
     """
     if records[0].kv.unit == "token":
         raise InputError(
@@ -67,7 +68,7 @@ def _draw(records: Sequence[StepRecord], states: Sequence[BlockState]) -> Figure
         for event in record.events
         if event.type == "copy_on_write"
     ]
-    if copies:  # where the new block begins
+    if copies:  # at the beginning of the new block
         axes.scatter(*zip(*copies, strict=True), **mark_style("copy_on_write", 30))
     set_titles(axes, records[0].milestone, _subtitle(records, states), above=10)
     handles: list[Artist] = [
@@ -86,7 +87,7 @@ def _draw(records: Sequence[StepRecord], states: Sequence[BlockState]) -> Figure
 
 
 def _draw_blocks(axes: Axes, states: Sequence[BlockState], order: Sequence[str]) -> None:
-    """Paint every block in every step, pale, and solid from below as far as it is filled."""
+    """Paint every block in every step: pale, and solid from below as far as it is filled."""
     size, num_blocks, first = states[0].block_size, states[0].num_blocks, states[0].step
     levels = max(1, min(size, 16, 8000 // num_blocks))
     image = np.full((num_blocks, levels, states[-1].step - first + 1, 3), 255, dtype=np.uint8)

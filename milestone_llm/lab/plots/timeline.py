@@ -1,4 +1,5 @@
-"""Draw traces as Gantt charts, side by side: requests over steps, batch size and KV use below."""
+"""Draw traces as Gantt charts next to each other: requests over steps, batch size and KV use
+below."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from matplotlib.container import Container
 from matplotlib.figure import Figure
 
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.trace.positions import useful_share
-from milestone_llm.lab.trace.spans import arrival_order
+from milestone_llm.lab.explorer.positions import useful_share
+from milestone_llm.lab.explorer.spans import arrival_order
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import plural
 
@@ -32,25 +33,25 @@ def draw_timeline(
     path: str | Path,
     by: str = "step",
 ) -> Path:
-    """Draw traces side by side and write the picture; returns the path.
+    """Draw traces next to each other and write the picture. Returns its path.
 
     Args:
-        traces: per trace the records of one run.
-        labels: one title per trace.
-        path: where to write; ends in .png or .svg.
-        by: "step" (all steps equally wide) or "time" (as wide as they took, in seconds).
+        traces: the records of each run.
+        labels: a title for each trace.
+        path: file to write; ends in .png or .svg.
+        by: "step" (all steps have the same width) or "time" (their duration, in seconds).
 
     Raises:
-        InputError: the path has another ending, or a trace to be drawn by time has no times.
+        InputError: the path has another ending, or `by` is "time" and a trace has no times.
     """
     extents = [step_extents(records, by) for records in traces]
     return write_picture(path, "timeline", lambda: _draw(traces, labels, extents, by))
 
 
 def step_extents(records: Sequence[StepRecord], by: str) -> Extents:
-    """Where each step begins and ends on the x axis.
+    """Return where each step begins and ends on the x axis.
 
-    By "step", step 7 reaches from 6.5 to 7.5; by "time", steps follow one another in seconds.
+    By "step", step 7 is from 6.5 to 7.5; by "time", steps follow one another in seconds.
 
     Raises:
         InputError: see `draw_timeline`.
@@ -110,12 +111,12 @@ def _draw(
 
 
 def _draw_legend(figure: Figure, panels: Iterable[Axes], max_columns: int) -> None:
-    """One entry for each thing that occurs in the panels."""
+    """Draw one legend entry for each thing that occurs in the panels."""
     handles: dict[str, Artist] = {}
     for axes in panels:
         entries = zip(*axes.get_legend_handles_labels(), strict=True)
         for handle, name in sorted(entries, key=lambda entry: not isinstance(entry[0], Container)):
-            handles.setdefault(name, handle)  # the bars of phases before the marks on them
+            handles.setdefault(name, handle)  # bars of phases come before the marks on them
     num_lines = math.ceil(len(handles) / max_columns)
     columns, place = math.ceil(len(handles) / num_lines), "outside lower center"
     figure.legend(list(handles.values()), list(handles), loc=place, ncols=columns, frameon=False)

@@ -1,11 +1,11 @@
 """The three panels of a timeline, each drawn on a matplotlib `Axes`: requests, batch, KV.
 
-Steps have a left and a right end on the x axis (`Extents`), so that the same drawing serves steps
-and seconds. What is drawn carries its label for the common legend.
+Steps have a left and a right end on the x axis (`Extents`), so that the same code draws steps and
+seconds. Everything drawn has its label for the common legend.
 
-Work is grey, prefill darker than decode; waste (padded rows, reserved but empty KV) is hatched
-orange, and nothing else has a hue: on the page that replays a run and in maps of KV memory a hue is
-a request's. A picture reads in grey and with any colour vision.
+Work is grey, prefill darker than decode. Waste (padded rows, reserved but empty KV) is hatched
+orange. Nothing else has a hue: on the page that replays a run, and in maps of KV memory, a hue
+means a request. A picture can be read in grey and with any colour vision.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from milestone_llm.lab.trace.spans import Mark, request_marks, request_spans
+from milestone_llm.lab.explorer.spans import Mark, request_marks, request_spans
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import fit, plural
 
@@ -25,7 +25,7 @@ from .picture import MARKS, mark_style, whole_numbers
 
 
 def _area(label: str, fill: str, hatch: str, ink: str) -> dict[str, Any]:
-    """Keywords for matplotlib's filled shapes; the ink is that of hatch and edge."""
+    """Return keywords for matplotlib's filled shapes; `ink` is the colour of hatch and edge."""
     return {"label": label, "facecolor": fill, "hatch": hatch, "edgecolor": ink, "linewidth": 0.0}
 
 
@@ -33,7 +33,7 @@ def _waste(label: str) -> dict[str, Any]:
     return _area(f"{label} (waste)", "#fbd5ae", "/////", "#d55e00")
 
 
-_PHASES = {  # ordered as the legend shows them
+_PHASES = {  # in the order of the legend
     "waiting": _area("waiting", "#efefef", "", "#c4c4c4"),
     "prefill": _area("prefill", "#3f454b", "", "#3f454b"),
     "decode": _area("decode", "#a3a9af", "", "#a3a9af"),
@@ -53,13 +53,13 @@ Extents = dict[int, tuple[float, float]]
 _MAX_LABELS = 40
 _MAX_LABEL_LENGTH = 14
 _MAX_THICK = 64
-"""With more requests than this, bars are too thin for words and signs."""
+"""With more requests than this, bars are too thin for texts and signs."""
 
 
 def draw_requests(
     axes: Axes, records: Sequence[StepRecord], extents: Extents, order: Sequence[str]
 ) -> None:
-    """Gantt chart: one line a request, the first of `order` on top."""
+    """Draw a Gantt chart: one line for each request, the first of `order` on top."""
     line_of = {request_id: line for line, request_id in enumerate(order)}
     spans, marks = request_spans(records), request_marks(records)
     for phase, look in _PHASES.items():
@@ -71,7 +71,7 @@ def draw_requests(
         height = 0.28 if phase == "waiting" else 0.8  # a thin track
         ink = {**look, "linewidth": 0.5}
         if phase == "prefill":
-            ink |= {"linewidth": 0.8, "zorder": 3}  # one step of thousands must still be seen
+            ink |= {"linewidth": 0.8, "zorder": 3}  # one step of thousands must be visible
         axes.barh([line_of[span.request_id] for span in own], right - left, height, left, **ink)
     if len(order) <= _MAX_THICK:
         _draw_chunks(axes, records, line_of, extents)
@@ -88,7 +88,8 @@ def draw_requests(
 def _draw_chunks(
     axes: Axes, records: Sequence[StepRecord], line_of: dict[str, int], extents: Extents
 ) -> None:
-    """A prompt computed in several steps: gaps between its chunks, and the tokens of each."""
+    """Mark the chunks of a prompt computed in several steps: gaps between them, and tokens of
+    each."""
     own = {(row.request_id, one.step): row.num_new_tokens for one in records for row in one.batch}
     whole = extents[records[-1].step][1] - extents[records[0].step][0]
     for span in request_spans(records):
@@ -108,7 +109,8 @@ def _draw_chunks(
 def _draw_guesses(
     axes: Axes, records: Sequence[StepRecord], line_of: dict[str, int], extents: Extents
 ) -> None:
-    """Of a row of 1 + k tokens each has its share of the height: wrong guesses above right ones."""
+    """Draw the draft tokens of a row: each of its 1 + k tokens has a share of the height, and
+    rejected ones are above accepted ones."""
     rows = [(one.step, row) for one in records for row in one.batch if row.phase == "decode"]
     for step, row in rows:
         (left, right), top = extents[step], line_of[row.request_id] - 0.4
@@ -123,7 +125,7 @@ def _draw_guesses(
 def _draw_ends(
     axes: Axes, marks: Sequence[Mark], line_of: dict[str, int], extents: Extents
 ) -> None:
-    """A tick across the bar where a request finishes; the reason, if it is an unusual one."""
+    """Draw a tick across the bar where a request finishes, and the reason if it is unusual."""
     ended = [mark for mark in marks if mark.kind == "finished"]
     if not ended:
         return
@@ -140,7 +142,7 @@ def _draw_ends(
 def _draw_signs(
     axes: Axes, marks: Sequence[Mark], line_of: dict[str, int], extents: Extents
 ) -> None:
-    """In the middle of the step."""
+    """Draw a sign in the middle of the step for each mark."""
     for kind in MARKS:
         own = [mark for mark in marks if mark.kind == kind]
         if own:
@@ -150,7 +152,7 @@ def _draw_signs(
 
 
 def draw_batch(axes: Axes, records: Sequence[StepRecord], x: Sequence[float]) -> None:
-    """Rows of the batch per step, stacked: decode, prefill, padding."""
+    """Draw the rows of the batch in each step, stacked: decode, prefill, padding."""
     phases = ("decode", "prefill", "padding")
     rows = [[sum(row.phase == p for row in one.batch) for p in phases] for one in records]
     _stack(axes, x, np.array(rows), [_PHASES[phase] for phase in phases])
@@ -160,11 +162,11 @@ def draw_batch(axes: Axes, records: Sequence[StepRecord], x: Sequence[float]) ->
 def draw_kv(
     axes: Axes, records: Sequence[StepRecord], x: Sequence[float], usage: np.ndarray, limit: float
 ) -> None:
-    """Tokens stored in the KV cache, those reserved and cached above them, and the capacity.
+    """Draw tokens stored in the KV cache, above them those reserved and cached, and the capacity.
 
     Args:
-        usage: as `kv_during_steps` gives it.
-        limit: a capacity above it is not drawn, for it would flatten the rest.
+        usage: returned by `kv_during_steps`.
+        limit: a capacity above it is not drawn, because it would flatten the rest.
     """
     _stack(axes, x, usage, _KV)
     kv = records[-1].kv
@@ -180,7 +182,8 @@ def draw_kv(
 
 
 def _stack(axes: Axes, x: Sequence[float], values: np.ndarray, looks: list[dict[str, Any]]) -> None:
-    """Areas above one another: `values` is [num_steps, num_looks], `x` both ends of each step."""
+    """Draw areas on top of one another. `values`: [num_steps, num_looks]; `x`: both ends of each
+    step."""
     low = np.zeros(len(x))
     for column, look in zip(values.T, looks, strict=True):
         high = low + np.repeat(column, 2)

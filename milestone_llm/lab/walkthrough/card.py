@@ -1,7 +1,7 @@
 """The output of a walkthrough: its introduction, and a card at each stop.
 
-A card holds no time, address or absolute path and is never wider than 80 columns, so that the same
-engine prints the same card everywhere and a transcript can be checked for equality.
+A card has no time, address or absolute path, and at most 80 columns. So the same engine prints the
+same card on every machine, and a transcript can be checked for equality.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ WIDTH = 80
 
 
 class CardPrinter:
-    """Prints a guide: in colour on a terminal, as plain text of 80 columns anywhere else."""
+    """Prints a guide: in colour on a terminal, otherwise as plain text of 80 columns."""
 
     def __init__(self, guide: Guide, asks: bool = False) -> None:
         self._guide = guide
         self._asks = asks
         self.guesses: list[bool] = []
-        """Whether each was right; those left out are none."""
+        """Whether each guess was right; values that were not guessed are left out."""
         is_terminal = sys.stdout.isatty()
         self._console = Console(force_terminal=is_terminal, emoji=False)
         self._width = min(WIDTH, self._console.width) if is_terminal else WIDTH
@@ -35,7 +35,7 @@ class CardPrinter:
         self.failures: list[str] = []
 
     def line(self, text: str = "", style: str = "", indent: int = 0, hang: int = 0) -> None:
-        """Print text wrapped to the width; `hang` indents what follows its first line further."""
+        """Print text wrapped to the width; `hang` indents all lines after the first further."""
         wrapped = textwrap.fill(
             text,
             self._width,
@@ -51,7 +51,7 @@ class CardPrinter:
         self.line(text, style)
 
     def heading(self, title: str) -> None:
-        """Print a title with a line across."""
+        """Print a title in a line of dashes."""
         self.line(f"-- {title} ".ljust(self._width, "-"), "bold cyan")
 
     def start(self) -> None:
@@ -63,7 +63,7 @@ class CardPrinter:
         self.paragraph(f"Files, in the order of the stops: {', '.join(files)}.", "cyan")
 
     def list_stops(self) -> None:
-        """Print where the stops are."""
+        """Print the locations of the stops."""
         self.line()
         for number, stop in enumerate(self._guide.stops, start=1):
             self.line(f"{number:3}. {stop.title}", "bold", hang=5)
@@ -72,7 +72,7 @@ class CardPrinter:
                 self.line(f"when {stop.when}", indent=5, hang=2)
 
     def card(self, stop: Stop, names: Mapping[str, Any]) -> None:
-        """Print what the walkthrough has to say at a stop, and keep what is not as expected."""
+        """Print the card of a stop, and record values that are not as expected."""
         number = self._guide.stops.index(stop) + 1
         self.line()
         self.heading(f"Stop {number} of {len(self._guide.stops)}: {stop.title}")
@@ -102,7 +102,7 @@ class CardPrinter:
         self.paragraph(stop.hint, "cyan")
 
     def _ask(self, look: Look, names: Mapping[str, Any]) -> bool:
-        """Let a value be guessed before it is shown; whether it was."""
+        """Ask for a guess of a value before it is shown. Returns whether one was given."""
         try:
             guess = input("    your guess (Enter: none): ").strip() if self._asks else ""
         except EOFError:
@@ -115,7 +115,7 @@ class CardPrinter:
 
 
 def _signature(stop: Stop) -> list[str]:
-    """The lines from `def` to the body, as the source has them now."""
+    """Return the source lines from `def` to the body."""
     source = textwrap.dedent(inspect.getsource(stop.function))
     definition = ast.parse(source).body[0]
     assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)

@@ -1,7 +1,7 @@
 """The debugger of a walkthrough: a pdb whose breakpoints are functions with conditions.
 
-pdb's own breakpoints are lines of files and go stale with every edit; here the interpreter's call
-and return events are compared with the code object of the `Stop` that is waited for.
+pdb's own breakpoints are lines of files, which are wrong after every edit. Here, the interpreter's
+call and return events are compared with the code object of the next `Stop`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .guide import Stop
 class GuidedPdb(pdb.Pdb):
     """A pdb whose breakpoints are `Stop`s, and whose `continue` goes to the next one.
 
-    Frames that no stop asks for run without line tracing, unless the user steps into them.
+    Frames without a stop run without line tracing, unless the user steps into them.
 
     Args:
-        stops: in the order in which they are reached; one is armed once the one before has passed.
+        stops: in the order in which they are reached; each is armed when the one before has passed.
         arrived: called with the names of the frame at each stop.
-        is_auto: leave out the prompt.
-        first: number of the stop to begin at; those before it are passed in silence.
+        is_auto: do not show a prompt.
+        first: number of the first stop that is shown; those before it are passed silently.
     """
 
     def __init__(
@@ -36,7 +36,8 @@ class GuidedPdb(pdb.Pdb):
         is_auto: bool,
         first: int = 1,
     ) -> None:
-        super().__init__(nosigint=True, skip=[__name__])  # never stop in what began the scenario
+        # never stop in the code that starts the scenario
+        super().__init__(nosigint=True, skip=[__name__])
         self._stops = stops
         self._arrived = arrived
         self._is_auto = is_auto
@@ -47,10 +48,11 @@ class GuidedPdb(pdb.Pdb):
         self._condition_error = ""
         self.num_passed = 0
         self.broken_hints: list[str] = []
-        """Of the stops passed; looked for where nobody types them."""
+        """Hints of passed stops that do not work. They are checked only where there is no
+        prompt."""
 
     def follow(self, scenario: Callable[[], Any]) -> None:
-        """Run the scenario and stop where the guide says; a tracer of others is restored."""
+        """Run the scenario and stop where the guide says. Another tracer is restored afterwards."""
         before = sys.gettrace()
         self.reset()
         self.botframe = sys._getframe()
@@ -59,13 +61,13 @@ class GuidedPdb(pdb.Pdb):
         try:
             scenario()
         except Exception:
-            if not self.quitting:  # else: what the engine made of being left midway
+            if not self.quitting:  # else the user has quit, and the error is a result of that
                 raise
         finally:
             sys.settrace(before)
 
     def unreached(self) -> list[str]:
-        """Why the armed stop was not reached; empty once all have been."""
+        """Return why the armed stop was not reached; empty if all were."""
         if self.num_passed == len(self._stops):
             return []
         stop = self._stops[self.num_passed]
@@ -80,18 +82,18 @@ class GuidedPdb(pdb.Pdb):
         return [f"stop {self.num_passed + 1} ({stop.title}) was never reached: {why}{behind}"]
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
-        """Pass on what a stop or the user asks for; this runs at every call there is."""
+        """Pass on an event that a stop or the user asks for. Runs at every function call."""
         if id(frame.f_code) not in self._watched:
             if event == "call" and self.stoplineno == -1 and not self.breaks:
-                return None  # running freely
+                return None  # no line tracing
             return super().trace_dispatch(frame, event, arg)
         if event in ("call", "return"):
             self._watch(frame, event, arg)
         super().trace_dispatch(frame, event, arg)
-        return self.trace_dispatch  # for its return
+        return self.trace_dispatch  # for its return event
 
     def _watch(self, frame: FrameType, event: str, arg: Any) -> None:
-        """Count the hit and, if the armed stop waits for it, make pdb stop right here."""
+        """Count the hit. If the armed stop waits for it, make pdb stop here."""
         key = id(frame.f_code), event
         self._hits[key] += 1
         armed = self._stops[self.num_passed : self.num_passed + 1]
@@ -116,18 +118,19 @@ class GuidedPdb(pdb.Pdb):
         self.message("")
         self.set_step()
         caller: FrameType | None = frame
-        while caller and caller is not self.botframe:  # callers ran untraced, and can be stepped to
+        # callers ran untraced; now one can step to them
+        while caller and caller is not self.botframe:
             caller.f_trace = self.trace_dispatch
             caller = caller.f_back
 
     def set_continue(self) -> None:
-        """Run to the next stop: tracing stays on even without a breakpoint."""
+        """Run to the next stop: tracing goes on without a breakpoint, too."""
         self._set_stopinfo(self.botframe, None, -1)  # type: ignore[attr-defined]
 
     def _getval(self, arg: str) -> Any:
-        """Evaluate for `p` and `pp` as a card does: comprehensions see the frame's locals too."""
+        """Evaluate for `p` and `pp` as a card does: comprehensions can use the frame's locals."""
         assert self.curframe is not None
-        is_old = sys.version_info < (3, 13)  # there, a copy holds what the user has assigned
+        is_old = sys.version_info < (3, 13)  # its copy has the user's assignments
         names = self.curframe_locals if is_old else self.curframe.f_locals
         try:
             return eval(arg, {**self.curframe.f_globals, **names})
@@ -136,7 +139,7 @@ class GuidedPdb(pdb.Pdb):
 
 
 def broken_hints(stop: Stop, frame: FrameType, names: Mapping[str, Any]) -> list[str]:
-    """What a hint suggests to print and what cannot be printed. `u` goes on in the caller."""
+    """Return the commands in a hint that print something and fail. `u` moves on to the caller."""
     broken = []
     for command in re.findall("`(.+?)`", stop.hint):
         name, _, expression = command.partition(" ")

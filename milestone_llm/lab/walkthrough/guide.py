@@ -1,4 +1,4 @@
-"""A walkthrough's guide, a text: a title, an introduction, and the stops in their order.
+"""The guide of a walkthrough, as text: a title, an introduction, and the stops in order.
 
     M2: requests are chosen at every step
 
@@ -11,10 +11,10 @@
     p self.waiting  # a value that is shown, whatever it is
     Try `ll` (the tests), `u` (who asked).
 
-A stop is a function, never a line number: `call` is before its first line, `return` when it hands
-`__return__` back. The condition and the values are expressions over the frame's names. `hits` says
-how often the function was called (or has returned) since the walkthrough began, this time included.
-A line that begins with spaces continues the line before.
+A stop is a function, never a line number: `call` is before its first line, `return` when it returns
+`__return__`. The condition and the values are expressions with the frame's names. `hits` is how
+often the function was called (or has returned) since the walkthrough began, this time included. A
+line that begins with spaces continues the line before.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Look:
-    """An expression to look at, what it means, and the expression of its expected value."""
+    """An expression to look at, its meaning, and an expression of its expected value."""
 
     expression: str
     expected: str
     meaning: str
 
     def evaluate(self, names: Mapping[str, Any]) -> tuple[str, bool]:
-        """The value's `repr` without memory addresses, and whether it is the expected one."""
+        """Return the value's `repr` without memory addresses, and whether it is the expected
+        one."""
         try:
             value = eval(self.expression, dict(names))
             expected = eval(self.expected, dict(names)) if self.expected else value
@@ -47,10 +48,10 @@ class Look:
         return re.sub(r"\bat 0x[0-9a-fA-F]+", "at 0x...", repr(value)), is_right
 
     def is_guessed(self, guess: str, names: Mapping[str, Any]) -> bool:
-        """Whether a text has the value's words and numbers, in their order.
+        """Return whether a text has the value's words and numbers, in order.
 
-        Brackets, quotes and commas are nobody's guess: `0 1` is `[0, 1]`. Of a dict or a set, the
-        parts may come in any order.
+        Brackets, quotes and commas may be left out: `0 1` is `[0, 1]`. The parts of a dict or a set
+        may come in any order.
         """
         words, (shown, is_right) = _words(guess), self.evaluate(names)
         value = eval(self.expression, dict(names)) if is_right else None  # else it may raise
@@ -65,7 +66,7 @@ def _words(text: str) -> list[str]:
 
 
 def _are_told(words: list[str], parts: list[list[str]]) -> bool:
-    """Whether words are those of all parts, one part after the other."""
+    """Return whether `words` are the words of all parts, one part after the other."""
     if not parts:
         return not words
     return any(
@@ -77,7 +78,7 @@ def _are_told(words: list[str], parts: list[list[str]]) -> bool:
 
 @dataclass(frozen=True)
 class Stop:
-    """A function where the walkthrough stops, and what its card says there."""
+    """A function where the walkthrough stops, and the text of its card."""
 
     title: str
     event: str
@@ -85,16 +86,16 @@ class Stop:
     location: str
     """`m1_single/scheduler.py::Scheduler.schedule`; imported when the walkthrough runs."""
     when: str
-    """The condition; empty: the next time."""
+    """The condition; empty: stop at the next time."""
     note: str
     """One to four sentences: what happens here, and why."""
     looks: Sequence[Look]
     hint: str
-    """pdb commands worth typing here."""
+    """pdb commands that are useful here."""
 
     @functools.cached_property
     def function(self) -> Callable[..., Any]:
-        """The Python function at `location`, behind a property, a class method or a decorator.
+        """The Python function at `location`, without its property, class method or decorator.
 
         Raises:
             ValueError: there is none, as for a class or a function written in C.
@@ -110,7 +111,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Guide:
-    """A whole walkthrough, but for the scenario that it follows."""
+    """A whole walkthrough, without its scenario."""
 
     title: str
     intro: str
@@ -118,10 +119,10 @@ class Guide:
 
 
 def parse_guide(text: str) -> Guide:
-    """The guide in a text of the form that this module's docstring shows.
+    """Return the guide in a text of the form that this module's docstring shows.
 
     Raises:
-        ValueError: a stop's second line or a line with a value is written otherwise.
+        ValueError: a stop's second line or a line with a value has another form.
     """
     head, *stops = re.split(r"^# ", text.strip(), flags=re.M)
     title, _, intro = head.partition("\n")
@@ -142,8 +143,8 @@ def _read_stop(text: str) -> Stop:
 
 
 def read_look(row: str) -> Look:
-    """A line with an expression, its expected value and what it means; errors as `parse_guide`."""
-    # The last ` == ` is the one before the expected value.
+    """Return the `Look` of a line with an expression, its expected value and its meaning."""
+    # The last ` == ` is before the expected value.
     parts = re.fullmatch(r"p (.+?)(?: == (?!.* == )(.+?))? +# (.+)", row)
     if parts is None:
         raise ValueError(f"want `p EXPRESSION[ == VALUE]  # MEANING`, got {row!r}")

@@ -1,9 +1,9 @@
 """Walkthroughs: a debugger session that carries its own guide.
 
-A milestone's `guide.txt` holds the guide, its `walkthrough.py` the scenario: lines that build an
+A milestone's `guide.txt` is the guide, its `walkthrough.py` the scenario: lines that build an
 engine and let it work. `python -m m1_single.walkthrough` runs them under a real pdb that stops at
-each stop in order; `--ask` lets one guess values first; `--auto` prints the same cards without a
-prompt and fails where the guide no longer fits.
+each stop in order. With `--ask`, one can guess values first. `--auto` prints the same cards without
+a prompt, and fails where the guide does not fit the code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from milestone_llm.command.cli import ended_in_one_line
+from milestone_llm.cli import ended_in_one_line
 
 from .debugger import GuidedPdb
 from .guide import Guide, parse_guide
@@ -31,13 +31,12 @@ def run_walkthrough(
     """Run `scenario` and stop where the guide says.
 
     Args:
-        text: of the guide, as guide.py shows it.
+        text: the guide, in the form of guide.py.
         scenario: builds an engine and lets it work. Runs again from its start on pdb's `restart`.
-        argv: `--auto`, `--ask`, `--from-stop` and `--list` are understood; None takes the command
-            line's.
+        argv: `--auto`, `--ask`, `--from-stop` and `--list`; None takes the command line's.
 
     Returns:
-        The exit code: 1 where an expected value differs or a stop is never reached, else 0.
+        The exit code: 1 if a value differs from the expected one or a stop is not reached, else 0.
     """
     guide = parse_guide(text)
     spec = sys.modules["__main__"].__spec__  # None for a script

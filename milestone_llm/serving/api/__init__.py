@@ -1,1 +1,1 @@
-"""What a client asks and gets. All of it runs in HTTP's process, which loads no torch."""
+"""Requests and answers of the API. All of it runs in HTTP's process, which loads no torch."""

@@ -1,4 +1,4 @@
-"""The endpoints. Those that ask for tokens are answered by `Service.answer`."""
+"""The endpoints. `Service.answer` answers those that ask for tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .service import Service
 
 
 def build_app(service: Service) -> FastAPI:
-    """The application."""
+    """Return the FastAPI application with all endpoints."""
     app = FastAPI(title="milestone-llm", docs_url="/docs", redoc_url=None)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(RequestValidationError, answer_bad_fields)

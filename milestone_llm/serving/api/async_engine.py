@@ -1,8 +1,8 @@
-"""The engine as HTTP uses it: which requests are let in, which gets which tokens, and the end.
+"""The engine as HTTP uses it: admit requests, give each its tokens, and end them.
 
-The engine's process sends tokens. Here they become text, and stop strings are found in it, by the
-frontend's `OutputProcessor`; the engine is told of a completion that one has ended. So it is here
-that tokens, waits and ends are counted. Everything runs in HTTP's thread, except
+The engine's process sends tokens. Here the frontend's `OutputProcessor` turns them into text and
+looks for stop strings. When a stop string has ended a completion, the engine is told. That is why
+tokens, waiting times and ends are counted here. Everything runs in HTTP's thread, except
 `AsyncEngine.deliver`.
 """
 
@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from milestone_llm.core.outputs import EngineCoreOutput
-from milestone_llm.frontend.output_processor import OutputProcessor, RequestState
-from milestone_llm.frontend.output_queue import OutputQueue
+from milestone_llm.frontend.output_processor import OutputProcessor, OutputQueue, RequestState
 from milestone_llm.frontend.outputs import RequestOutput
 
 from ..engine.client import EngineClient, EngineCoreOutputs, EngineRequest
@@ -29,24 +28,24 @@ from .metrics import EngineMetrics, Metrics
 MAX_MESSAGES = 64
 """Steps whose tokens may wait for HTTP's thread."""
 LOOK_SECONDS = 0.1
-"""How often it is looked whether HTTP still runs, while they do."""
+"""Seconds between two checks that HTTP still runs, while such steps wait."""
 
 
 class ApiRequest:
-    """One HTTP request: its requests to the engine, and what they have brought.
+    """One HTTP request: its requests to the engine, and the outputs that have arrived.
 
-    The code that opens an API request has to close it, whatever happens.
+    The code that opens an API request has to close it, also after an error.
     """
 
     def __init__(self, engine: AsyncEngine, num_choices: int) -> None:
         self._engine = engine
         self.num_choices = num_choices
         self.states: list[RequestState] = []
-        """Of the requests to the engine, in order."""
+        """States of its requests to the engine, in order."""
         self.arrival_time = 0.0
         """When the client asked, in seconds of `time.perf_counter()`."""
         self.is_refused = False
-        """Whether the engine has refused one of them."""
+        """Whether the engine has rejected one of its requests."""
         self.queue = OutputQueue()
         self._error: ApiError | None = None
         self._has_changed = asyncio.Event()
@@ -58,8 +57,8 @@ class ApiRequest:
         """Pass the requests to the engine.
 
         Args:
-            is_stream: whether outputs are wanted as they grow, or whole.
-            deadline: seconds from their arrival; later, an error is the answer.
+            is_stream: whether each new output is wanted, or only the whole at the end.
+            deadline: seconds after their arrival; if it passes, the answer is an error.
         """
         self.queue = OutputQueue(wants_all=is_stream)
         self.arrival_time = requests[0].arrival_time
@@ -74,10 +73,10 @@ class ApiRequest:
         """Wait for tokens.
 
         Returns:
-            The newest output of each request that grew; nothing once all is there.
+            The newest output of each request that grew; empty when all outputs have been returned.
 
         Raises:
-            ApiError: there will be no answer.
+            ApiError: the request has failed.
         """
         while not (outputs := self.queue.take()):
             if self._error is not None:
@@ -89,43 +88,43 @@ class ApiRequest:
         return outputs
 
     def note_tokens(self) -> None:
-        """There are tokens."""
+        """Wake up `outputs` after new tokens have been put into the queue."""
         if self.queue or self.is_finished:
             self._has_changed.set()
 
     def fail(self, error: ApiError) -> None:
-        """Answer with an error, once what is there has been passed on. The first one counts."""
+        """Answer with an error after the outputs that are there. Only the first error counts."""
         self._error = self._error or error
         self._has_changed.set()
 
     def close(self) -> None:
-        """The client has gone: unfinished requests are aborted."""
+        """Abort the unfinished requests, and stop tracking this API request."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._engine.close_request(self)
 
     @property
     def is_finished(self) -> bool:
-        """Whether the engine has nothing more to bring."""
+        """Whether no more outputs will come from the engine."""
         return not self.queue.unfinished
 
 
 @dataclass(slots=True)
 class Followed:
-    """A completion of which the engine may have more to say."""
+    """A completion that the engine may still send tokens for."""
 
     owner: ApiRequest
     state: RequestState
-    """Of its request."""
+    """State of its request."""
     last_time: float = 0.0
-    """When the step ended that brought its newest token."""
+    """When the step ended that computed its newest token, in seconds of `time.perf_counter()`."""
 
 
 class AsyncEngine:
-    """Lets API requests in, and passes each the tokens that the engine has for it.
+    """Admits API requests, and gives each the tokens that the engine computes for it.
 
     Args:
-        max_choices: most completions, running or waiting, at one time.
+        max_choices: most completions at one time, running or waiting.
     """
 
     def __init__(self, client: EngineClient, metrics: Metrics, max_choices: int) -> None:
@@ -134,29 +133,30 @@ class AsyncEngine:
         self.max_choices = max_choices
         self.event_loop: asyncio.AbstractEventLoop
         self.closed_because: str | None = None
-        """Why no request is let in any more; None while all may come."""
+        """Why no more requests are admitted; None while they are."""
         self._open: dict[ApiRequest, None] = {}
         self._num_choices = 0
-        """Completions of these."""
+        """Completions of all API requests in `_open`."""
         self._followed: dict[str, Followed] = {}
-        """By the id of a completion."""
+        """Tracked completions, by their ids."""
         self._requests: dict[str, ApiRequest] = {}
-        """By the id of a request to the engine."""
+        """API requests, by the ids of their requests to the engine."""
         self._output_processor = OutputProcessor(copy.deepcopy(client.info.tokenizer))
         self._messages: deque[EngineCoreOutputs] = deque()
-        """From the engine, and not looked at."""
+        """Messages of the engine that HTTP's thread has not read yet."""
         self._is_to_take = False
-        """Whether HTTP's thread has been told of some of them."""
+        """Whether `_take_messages` has been scheduled in HTTP's thread and has not begun."""
         self._has_taken = threading.Event()
 
     # -- requests come and go ----------------------------------------------------------------
 
     def check_room(self, num_choices: int = 1) -> None:
-        """Refuse what there is no room for, before its body is read or its text tokenized.
+        """Reject a request that there is no room for, before its body is read or its text
+        tokenized.
 
         Raises:
-            ApiError: 503 when no request is let in or the engine stands still, 429 when too many
-                are inside.
+            ApiError: 503 when no requests are admitted or the engine does not respond, 400 when it
+                asks for more completions than fit at all, 429 when it would fit later.
         """
         if problem := self.closed_because or self.client.problem:
             headers = {"Retry-After": "1"}
@@ -172,7 +172,7 @@ class AsyncEngine:
             raise ApiError(429, text, code=code, headers=headers)
 
     def open_request(self, num_choices: int) -> ApiRequest:
-        """Let an API request for so many completions in.
+        """Admit an API request for `num_choices` completions.
 
         Raises:
             ApiError: as `check_room`.
@@ -185,11 +185,11 @@ class AsyncEngine:
 
     @property
     def num_open(self) -> int:
-        """API requests that wait for an answer, or for more of it."""
+        """Number of API requests that wait for an answer, or for more of it."""
         return len(self._open)
 
     def add(self, owner: ApiRequest, requests: Sequence[EngineRequest]) -> list[RequestState]:
-        """Pass the requests of an API request to the engine, and follow them."""
+        """Pass the requests of an API request to the engine, and track their completions."""
         states = []
         for each in requests:
             state = self._output_processor.add(
@@ -202,7 +202,7 @@ class AsyncEngine:
         return states
 
     def close_request(self, request: ApiRequest) -> None:
-        """An API request is over; the engine drops what it has not finished of it."""
+        """End an API request. The engine drops those of its completions that are not finished."""
         if request not in self._open:
             return
         del self._open[request]
@@ -222,24 +222,24 @@ class AsyncEngine:
     # -- tokens ------------------------------------------------------------------------------
 
     def deliver(self, message: EngineCoreOutputs) -> None:
-        """Take what a step brought. Called in the thread of `EngineClient.run`.
+        """Queue a step's outputs for HTTP's thread. Called in the thread of `EngineClient.run`.
 
-        While HTTP's thread is busy, messages wait for it, and it takes them all at once: then, an
-        event has the tokens of several steps. When `MAX_MESSAGES` wait, so do this thread and the
-        engine after it: what waits is never more than that.
+        While HTTP's thread is busy, messages wait, and then it takes all of them at once: one event
+        of a stream may have the tokens of several steps. When `MAX_MESSAGES` wait, this thread
+        waits too, and so does the engine: there are never more.
         """
         self._messages.append(message)
-        if not self._is_to_take:  # once, or others would not have their turn in between
+        if not self._is_to_take:  # once: other callbacks need their turn
             self._is_to_take = True
             with contextlib.suppress(RuntimeError):  # HTTP has ended
                 self.event_loop.call_soon_threadsafe(self._take_messages)
-        is_https = asyncio._get_running_loop() is self.event_loop  # with `--replicas`
+        is_https = asyncio._get_running_loop() is self.event_loop  # must not wait for itself
         while len(self._messages) >= MAX_MESSAGES and self.event_loop.is_running() and not is_https:
             self._has_taken.wait(LOOK_SECONDS)
             self._has_taken.clear()
 
     def _take_messages(self) -> None:
-        self._is_to_take = False  # before it is looked how many there are: no message is forgotten
+        self._is_to_take = False  # before messages are counted: later ones schedule again
         owners: dict[ApiRequest, None] = {}
         outputs: list[EngineCoreOutput] = []
         num_messages = len(self._messages)  # more may come as fast as they are taken
@@ -265,23 +265,23 @@ class AsyncEngine:
                     followed.owner.fail(error)
         ended = self._process(outputs)
         for completion_id, reason in ended.items():
-            if reason == "error":  # if it is not the engine's, text could not be made of it
+            if reason == "error":  # if it is not the engine's, the detokenizer failed
                 owner = self._followed[completion_id].owner
                 owner.fail(ApiError(500, "its text could not be made"))
         for output in outputs:
-            if output.finish_reason is not None:  # the engine knows
+            if output.finish_reason is not None:  # the engine knows that it has ended
                 ended.pop(output.request_id, None)
         for completion_id in ended:
-            del self._followed[completion_id]  # what is on its way is dropped
+            del self._followed[completion_id]  # tokens that are still on their way are dropped
             self.client.end_completion(completion_id)
         for owner in owners:
             owner.note_tokens()
 
     def _process(self, outputs: Sequence[EngineCoreOutput]) -> dict[str, str]:
-        """Bring requests up to date, and count what they have got and which of them have ended.
+        """Update the states of requests. Count their tokens, and the requests that have ended.
 
         Returns:
-            Why completions have ended, by id.
+            Finish reasons of the completions that have ended, by id.
         """
         num_before = self._output_processor.num_tokens
         ended = self._output_processor.process(outputs)
@@ -295,16 +295,16 @@ class AsyncEngine:
     # -- the end -----------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
-        """Let no more requests in. The first reason counts."""
+        """Admit no more requests. Only the first reason counts."""
         self.closed_because = self.closed_because or reason
 
     def fail_all(self, message: str) -> None:
-        """Answer all who wait with an error."""
+        """Answer all open requests with an error."""
         for request in self._open:
             request.fail(ApiError(503, message))
 
     async def wait_until_empty(self, seconds: float) -> None:
-        """Wait until all have been answered, but not longer than this."""
+        """Wait until all open requests have been answered, at most `seconds`."""
         end = time.perf_counter() + seconds
         while self._open and time.perf_counter() < end:
             await asyncio.sleep(0.02)
@@ -313,13 +313,14 @@ class AsyncEngine:
 def _count(
     output: EngineCoreOutput, followed: Followed, counting: EngineMetrics, step_time: float
 ) -> None:
-    """Count a completion's tokens of a step: how long each was waited for."""
+    """Record the latencies of a completion's new tokens: the first token's, or those between
+    tokens."""
     if not (num_tokens := len(output.new_token_ids)):
         return
     state = followed.state
     if followed.last_time:
         counting.itl.observe(step_time - followed.last_time)
-    elif output.request_id == state.request_id:  # the others are forked from this one
+    elif output.request_id == state.request_id:  # forks: theirs came with this one
         num_prompt_tokens, arrival_time = len(state.prompt_token_ids), followed.owner.arrival_time
         counting.note_first_token(num_prompt_tokens, arrival_time, step_time, output.facts)
     for _ in range(num_tokens - 1):

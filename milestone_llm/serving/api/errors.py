@@ -20,13 +20,13 @@ _KINDS = {
     "tool_choice": '"none", "required" or {"type": "function", "function": {"name": "..."}}',
     "content": 'text or a list of parts like {"type": "text", "text": "..."}',
 }
-"""Fields that may be of several types."""
+"""Fields that may have several types: what each may be."""
 MAX_CHARACTERS = 500
-"""Of a message. What it quotes comes from a client, who may have sent megabytes of it."""
+"""Longest message. It may quote what a client sent, which may be megabytes."""
 
 
 class ApiError(HTTPException):
-    """The answer to a client when there is no other.
+    """An error that is sent to the client as the answer.
 
     Args:
         param: the field of the request that is to blame.
@@ -48,19 +48,19 @@ class ApiError(HTTPException):
         self.code = code
 
     def body(self) -> dict[str, Any]:
-        """The JSON of the answer; in a stream, of its last event."""
+        """Return the JSON of the answer. In a stream, it is the data of the last event."""
         default = "invalid_request_error" if self.status_code < 500 else "server_error"
         kind = _TYPES.get(self.status_code, default)
         error = {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     def response(self) -> JSONResponse:
-        """The answer."""
+        """Return the answer."""
         return JSONResponse(self.body(), self.status_code, self.headers)
 
 
 async def answer_http_error(request: Request, error: Exception) -> JSONResponse:
-    """For FastAPI: our own errors, and those of the framework (404, no JSON)."""
+    """Answer our own errors, and those of the framework (404, no JSON). For FastAPI."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404 and not isinstance(error, ApiError):
         known = [each.path for each in request.app.routes if each.include_in_schema]
@@ -72,14 +72,14 @@ async def answer_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def answer_bad_fields(request: Request, error: Exception) -> JSONResponse:
-    """For FastAPI: a body that does not fit the protocol. Names the first field that is wrong."""
+    """Answer a body that does not fit the protocol: name the first wrong field. For FastAPI."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no valid JSON: {first['ctx']['error']}").response()
     path = [str(part) for part in first["loc"][1:]]  # after "body"
     message = first["msg"].removeprefix("Value error, ")
-    # Of a field with several types, Pydantic tells what each of them misses.
+    # For a field of several types, Pydantic reports what is wrong for each of them.
     several = [place for place, name in enumerate(path) if name in _KINDS]
     if several and first["type"] != "missing":
         path = path[: several[0] + 1]
@@ -90,5 +90,5 @@ async def answer_bad_fields(request: Request, error: Exception) -> JSONResponse:
 
 
 async def answer_bug(request: Request, error: Exception) -> JSONResponse:
-    """For FastAPI: whatever else was raised; the server's log has the traceback."""
+    """Answer every other exception; the server's log has the traceback. For FastAPI."""
     return ApiError(500, f"the server failed: {type(error).__name__}").response()

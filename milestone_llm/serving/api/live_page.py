@@ -1,4 +1,4 @@
-"""The explorer page of a running server: step records as they happen, while a page is open."""
+"""The explorer page of a running server: it gets each step's record while it is open."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from milestone_llm.lab.trace.live import LiveTrace, Subscription
-from milestone_llm.lab.trace.page import LiveSource, explorer_html
+from milestone_llm.lab.explorer.live import LiveTrace, Subscription
+from milestone_llm.lab.explorer.page import LiveSource, explorer_html
 
 from .async_engine import AsyncEngine
 from .errors import ApiError
 
 URL = "/trace"
 MAX_READERS = 8
-"""Pages that may watch at one time: each has a thread that writes JSON."""
+"""Most pages that may watch at one time: each has a thread that writes JSON."""
 PATIENCE_SECONDS = 0.5
-"""After so long without a step it is looked whether the server still runs."""
+"""Seconds without a step after which we check that the server still runs."""
 
 
 class LivePage:
-    """Feeds pages with step records. The engine is traced only while there is a reader.
+    """Sends step records to pages. The engine is traced only while there is a reader.
 
     Args:
-        tokenizer: for text beside sampled tokens; used by nobody else.
+        tokenizer: decodes sampled tokens for the page; nothing else may use it.
     """
 
     def __init__(self, engine: AsyncEngine, tokenizer: Any) -> None:
@@ -39,23 +39,23 @@ class LivePage:
             "X-Content-Type-Options": "nosniff",
             "Cache-Control": "no-store",
         }
-        """Of the page and its steps: what the page says itself, and that nobody may frame it, which
-        only a header can say."""
+        """Headers of the page and of its step records: the page's own policy, and that no other
+        page may put it into a frame, which only a header can say."""
         self._engine = engine
         self._tokenizer = tokenizer
-        self._lock = threading.Lock()  # a tokenizer is not made for several threads
+        self._lock = threading.Lock()  # a tokenizer is not thread-safe
         self._live = LiveTrace(decode=self._decode if tokenizer is not None else None)
         self._threads = ThreadPoolExecutor(MAX_READERS, "page")
 
     def name(self, request_id: str, prompt: str) -> None:
-        """Tell pages how a request's prompt begins."""
+        """Tell pages the beginning of a request's prompt."""
         self._live.name(request_id, prompt)
 
     def subscribe(self) -> Subscription:
-        """One more reader.
+        """Add a reader.
 
         Raises:
-            ApiError: there are too many.
+            ApiError: there are `MAX_READERS` already.
         """
         if self._live.num_readers >= MAX_READERS:
             raise ApiError(429, f"{MAX_READERS} pages are watching already; close one of them")
@@ -64,7 +64,7 @@ class LivePage:
         return self._live.subscribe()
 
     async def lines(self, reader: Subscription) -> AsyncIterator[str]:
-        """What a page is sent, until it is closed or the server ends."""
+        """Yield the lines for a page, until it is closed or the server ends."""
         run = asyncio.get_running_loop().run_in_executor
         try:
             while self._engine.closed_because is None:

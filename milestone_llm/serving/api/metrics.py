@@ -1,10 +1,10 @@
-"""What the server tells of itself: `/metrics` in Prometheus's format, and a line every ten seconds.
+"""The server's metrics: `/metrics` in Prometheus's format, and a log line every ten seconds.
 
-Names, units and labels are vLLM's (vllm/v1/metrics/loggers.py), with another prefix. `OURS_ALONE`
-has no counterpart there, and the bounds of histograms are our own.
+Names, units and labels are vLLM's (vllm/v1/metrics/loggers.py), with another prefix. The names in
+`OURS_ALONE` do not exist there, and the bounds of histograms are our own.
 
-Everything is counted in HTTP's process: engines send the times of steps with their tokens. How
-things stand in an engine, it is asked when somebody wants to know (`EngineReport`).
+Everything is counted in HTTP's process: engines send the times of steps with their tokens. An
+engine's gauges (running, waiting, KV memory) are asked for when they are needed (`EngineReport`).
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ OF_ENGINES = {
     "step_time_seconds": ("of one step of the engine", SECONDS),
     "step_batch_size": ("rows of a step", TOKENS),
 }
-"""Histograms of each engine: what they say, and their bounds."""
+"""Histograms of each engine: descriptions and bucket bounds."""
 OF_ANSWERS = {
     "e2e_request_latency_seconds": ("from a request's arrival to its end", SECONDS),
     "request_prompt_tokens": ("prompt tokens of a request", TOKENS),
     "request_generation_tokens": ("output tokens of a request", TOKENS),
 }
-"""And those of answers, of all engines together."""
+"""Histograms of answers, over all engines together."""
 ENDS = ("stop", "length", "abort", "error")
 PERIOD_SECONDS = 10.0
-"""Between two lines of figures."""
+"""Seconds between two log lines."""
 
 
 class Metrics:
-    """All that is counted. Used in HTTP's thread alone.
+    """All metrics of a server. Used in HTTP's thread only.
 
     Args:
-        engine: the label of what is counted in front of all engines.
+        engine: label of the metrics that are counted over all engines together.
     """
 
     def __init__(self, model_name: str, engine: str = "0") -> None:
@@ -74,7 +74,7 @@ class Metrics:
             self._ends.labels(**own, finished_reason=reason)
         self._own = own
         self.generation_tokens = self._counter("generation_tokens", "of answers").labels(**own)
-        """None of them came after a stop string."""
+        """Output tokens of answers; tokens after a stop string are not counted."""
         what, labels = "refused requests", ("model_name", "reason")
         refused = Counter(f"{PREFIX}admission_rejections", what, labels, registry=self.registry)
         self.refused = refused.labels(model_name=model_name, reason="max_queued")
@@ -94,7 +94,7 @@ class Metrics:
         )
 
     def of(self, engine: str) -> EngineMetrics:
-        """What is counted of an engine."""
+        """Return the metrics of one engine."""
         if engine not in self._engines:
             labels = {"model_name": self._model_name, "engine": engine}
             histograms = {name: each.labels(**labels) for name, each in self._of_engines.items()}
@@ -103,7 +103,7 @@ class Metrics:
         return self._engines[engine]
 
     def note_end(self, state: RequestState, arrival_time: float) -> None:
-        """A request has ended with all of its completions, for whatever reason.
+        """Count a request whose completions have all ended, for any reason.
 
         Args:
             arrival_time: when the client asked, in seconds of `time.perf_counter()`.
@@ -122,7 +122,7 @@ class Metrics:
             self._of_answers[name].observe(value)
 
     def totals(self) -> dict[str, float]:
-        """Prompt and output tokens until now, of all engines together."""
+        """Return the prompt and output tokens until now, of all engines together."""
         counters = {"prompt": self._prompt_tokens, "generation": self.generation_tokens}
         return {
             name: sum(sample.value for family in each.collect() for sample in family.samples)
@@ -130,20 +130,20 @@ class Metrics:
         }
 
     def page(self, reports: list[EngineReport] | None) -> bytes:
-        """All metrics as text.
+        """Return all metrics as text.
 
         Args:
-            reports: of each engine; None repeats the last, when they cannot answer.
+            reports: one of each engine; None, when they do not answer, repeats the last ones.
         """
         if reports is not None:
             self._standing.reports = reports
         for report in self._standing.reports:
-            self.of(report.engine)  # nothing may have happened there yet
+            self.of(report.engine)  # creates the metrics of an engine that has done nothing yet
         return prometheus_client.generate_latest(self.registry)
 
 
 class EngineMetrics:
-    """What is counted of one engine."""
+    """Metrics of one engine."""
 
     def __init__(self, histograms: Mapping[str, Histogram], prompt_tokens: Counter) -> None:
         self._prompt_tokens = prompt_tokens
@@ -156,7 +156,7 @@ class EngineMetrics:
         ]
 
     def note_steps(self, steps: Sequence[StepFigures]) -> None:
-        """Steps were computed."""
+        """Record the duration, rows and tokens of each step."""
         for step in steps:
             for histogram, value in zip(self._of_steps, step, strict=True):
                 histogram.observe(value)
@@ -164,7 +164,7 @@ class EngineMetrics:
     def note_first_token(
         self, num_prompt_tokens: int, arrival_time: float, now: float, facts: RequestFacts | None
     ) -> None:
-        """A request has got its first token. Times are in seconds of `time.perf_counter()`."""
+        """Record a request's first token. Times are in seconds of `time.perf_counter()`."""
         self._ttft.observe(now - arrival_time)
         if facts is not None and facts.first_scheduled_time is not None:
             self._queue_time.observe(facts.first_scheduled_time - arrival_time)
@@ -172,14 +172,14 @@ class EngineMetrics:
 
 
 class Standing(Collector):
-    """How things stand in the engines, and what they count themselves, as they last reported it."""
+    """Gauges and counters of the engines, as their last reports have them."""
 
     def __init__(self, model_name: str, reports: list[EngineReport]) -> None:
         self._model_name = model_name
         self.reports = reports
 
     def collect(self) -> Iterator[Metric]:
-        """For prometheus-client."""
+        """Yield the metrics of the last reports. For prometheus-client."""
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for report in self.reports:
             for kind, name, what, values, *by in _of_engine(report.stats):
@@ -191,7 +191,7 @@ class Standing(Collector):
 
 
 def _of_engine(stats: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
-    """Kind, name, what it says, values by further labels, and names of these labels."""
+    """Yield (kind, name, description, values by further labels, names of these labels...)."""
     gauge, counter = GaugeMetricFamily, CounterMetricFamily
     kv, cache = stats.get("kv", {}), stats.get("prefix_cache", {})
     waiting, preempted = stats.get("waiting", 0), stats.get("waiting_preempted", 0)
@@ -219,16 +219,16 @@ def _of_engine(stats: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
 
 
 class StatsLog:
-    """Makes a line of figures every ten seconds in which something ran, as vLLM's server does.
+    """Logs a line of figures every ten seconds if steps ran, as vLLM's server does.
 
         prompt 31.4 tok/s, generation 96.1 tok/s, running 3, waiting 0, KV memory 12.5%, ...
 
-    Rates and hits are those since the line before, the rest is how things stand. Hits are prompt
-    tokens found in the prefix cache, of those looked up.
+    Rates and prefix hits are those since the last line; the rest is the current state. Prefix hits
+    are prompt tokens found in the prefix cache, as a share of those looked up.
 
     Args:
         write: prints a line.
-        clock: gives seconds.
+        clock: returns seconds.
     """
 
     def __init__(
@@ -242,17 +242,17 @@ class StatsLog:
     async def follow(
         self, client: EngineClient, metrics: Metrics, seconds: float = PERIOD_SECONDS
     ) -> None:
-        """Ask for the figures again and again, until this is cancelled."""
+        """Ask for the reports every `seconds`, until cancelled."""
         while True:
             await asyncio.sleep(seconds)
             reports = await asyncio.wrap_future(client.report())
             self.note([report.stats for report in reports], metrics.totals())
 
     def note(self, stats: Sequence[Mapping[str, Any]], totals: Mapping[str, float]) -> None:
-        """Take the figures of all engines, and write a line if something ran since the last.
+        """Take the stats of all engines, and write a line if steps ran since the last call.
 
         Args:
-            totals: as of `Metrics`.
+            totals: those of `Metrics.totals`.
         """
 
         def total(name: str, of: str | None = None) -> float:

@@ -1,7 +1,7 @@
-"""Bodies of requests: the fields of OpenAI's API that are known here, and vLLM's beyond them.
+"""Bodies of requests: fields of OpenAI's API, and vLLM's additional ones.
 
-Fields that are not known here are ignored, and the log names them, as vLLM's does. Those that ask
-for what this server has not are refused.
+Unknown fields are ignored and logged, as in vLLM. Fields that ask for what this server does not
+support are rejected.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from .structured import (
 from .unsupported import refuse_unsupported, unsupported, warn_of_unknown
 
 MAX_LOGPROBS = 20
-"""Most log-probabilities a token, as vLLM's: all of the vocabulary's would be megabytes a token."""
+"""Most log-probabilities for a token, as in vLLM. For the whole vocabulary they would be
+megabytes."""
 MAX_PROMPT_LOGPROBS = 2**17
-"""Most of them in one answer, of all prompt tokens (`echo`): more would take seconds to write."""
+"""Most log-probabilities of prompt tokens (`echo`) in one answer: more would take seconds to
+write."""
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Name = Annotated[str, Field(max_length=1024)]
@@ -38,7 +40,7 @@ TokenIds = Annotated[list[Whole], Field(fail_fast=True)]
 
 
 def _by_token_id(value: Any) -> Any:
-    """A JSON object with token ids for names, which are texts."""
+    """Turn the keys of a JSON object, which are texts, into token ids."""
     if not isinstance(value, dict):
         return value
     if len(value) > MAX_LOGIT_BIASES:
@@ -53,12 +55,12 @@ LogitBias = Annotated[dict[Whole, float], BeforeValidator(_by_token_id)]
 
 
 class Body(BaseModel):
-    """What all bodies have in common: a number in quotes is no number."""
+    """Base of all bodies: a number in quotes is not accepted as a number."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
     model: Name | None = None
-    """None: the one that is served."""
+    """Name of the model; None: the one that is served."""
 
     @model_validator(mode="before")
     @classmethod
@@ -70,17 +72,17 @@ class Body(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """How to stream."""
+    """OpenAI's `stream_options`."""
 
     include_usage: bool | None = None
-    """Whether one more event tells the numbers of tokens."""
+    """Whether the last event of the stream has the numbers of tokens."""
 
 
 class Sampling(Body):
-    """What completions and chats have in common. None: as if the field were not there."""
+    """Fields that completions and chats share. None: as if the field were missing."""
 
     id_prefix: ClassVar[str]
-    """Of the ids of its answers."""
+    """How the ids of its answers begin."""
 
     n: Whole | None = Field(None, ge=1)
     temperature: float | None = None
@@ -100,13 +102,13 @@ class Sampling(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Name | None = Field(None, min_length=1)
-    """Only requests with the same share KV through the prefix cache."""
+    """Requests share KV in the prefix cache only if they have the same salt."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     user: Name | None = None
     priority: Whole | None = None
     deadline: float | None = Field(None, gt=0)
-    """Seconds after which the answer is of no use any more: a 504 comes instead."""
+    """Seconds after which the client no longer needs the answer: it gets a 504 instead."""
 
     @model_validator(mode="after")
     def _check_stream_options(self) -> Sampling:
@@ -118,11 +120,12 @@ class Sampling(Body):
     def sampling_params(
         self, max_tokens: int, logprobs: int | None, key_salt: str, **others: Any
     ) -> SamplingParams:
-        """What the engine is asked for.
+        """Return the sampling parameters for the engine.
 
         Args:
-            logprobs: likeliest tokens to name beside each token of the output; None: none.
-            key_salt: of the client's key. No salt of its own takes a client to another key's.
+            logprobs: number of likeliest tokens reported for each output token; None: none.
+            key_salt: salt of the client's key. It comes first, so that no `cache_salt` of a client
+                reaches the prefixes of another key.
 
         Raises:
             ApiError: a value is out of range; the message states the value and the range.
@@ -138,21 +141,21 @@ class Sampling(Body):
             raise ApiError(400, str(error), param=str(error).split()[0]) from None
 
     def structured_params(self) -> StructuredOutputsParams | None:
-        """What the answer has to look like.
+        """Return the constraint on the answer's text, if there is one.
 
         Raises:
-            ApiError: fields that say so contradict each other, or one of them is not whole.
+            ApiError: two fields contradict each other, or one of them is incomplete.
         """
         return structured_params(self.response_format, self.structured_outputs)
 
     @property
     def rule_param(self) -> str:
-        """The field that says what the answer has to look like."""
+        """Name of the field that constrains the answer's text."""
         return "structured_outputs"
 
     @property
     def wants_usage_event(self) -> bool:
-        """Whether a stream ends with the numbers of tokens."""
+        """Whether a stream ends with an event that has the numbers of tokens."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -169,15 +172,15 @@ class CompletionRequest(Sampling):
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     echo: bool | None = None
     add_special_tokens: bool | None = None
-    """To texts; None: yes."""
+    """Whether to add special tokens to prompts that are texts; None: yes."""
 
     def prompt_texts(self) -> list[str]:
-        """Texts of its prompts; none if they are token ids."""
+        """Return the prompts that are texts; none if they are token ids."""
         prompts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
         return [prompt for prompt in prompts if isinstance(prompt, str)]
 
     def prompts(self) -> list[str] | list[list[int]]:
-        """One prompt or several, as several.
+        """Return the prompts as a list, also if there is only one.
 
         Raises:
             ApiError: there is none.
@@ -191,11 +194,11 @@ class CompletionRequest(Sampling):
         return self.prompt
 
     def encoding(self) -> dict[str, Any]:
-        """How `Service.encode` makes tokens of its prompts."""
+        """Return the arguments with which `Service.encode` tokenizes its prompts."""
         return {"param": "prompt", "adds_special": self.add_special_tokens is not False}
 
     def params(self, room: int, key_salt: str) -> SamplingParams:
-        """What the engine is asked for; `room` is for chats.
+        """Return the sampling parameters for the engine. `room` is for chats, and not used here.
 
         Raises:
             ApiError: a value is out of range.
@@ -212,13 +215,13 @@ class CompletionRequest(Sampling):
         return self.sampling_params(max_tokens, self.logprobs, key_salt, **others)
 
     def check_prompt_logprobs(self, num_tokens: int) -> None:
-        """Refuse what nobody could be answered beside.
+        """Reject a request whose answer would have too many prompt log-probabilities.
 
         Args:
-            num_tokens: of all prompts, which are echoed.
+            num_tokens: tokens of all prompts together, which are echoed.
 
         Raises:
-            ApiError: the answer would name too many tokens.
+            ApiError: there would be more than `MAX_PROMPT_LOGPROBS`.
         """
         count = 0 if self.logprobs is None else num_tokens * (self.n or 1) * (1 + self.logprobs)
         if count > MAX_PROMPT_LOGPROBS:
@@ -229,19 +232,19 @@ class CompletionRequest(Sampling):
 
 
 class Part(BaseModel):
-    """A part of a message's content. There is text, and nothing else."""
+    """A part of a message's content. Only text is supported."""
 
     type: Name
     text: str | None = None
 
 
 class Message(BaseModel):
-    """A message of a chat; what else it has goes to the model's chat template as it is."""
+    """A message of a chat. Further fields go to the model's chat template unchanged."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Name
-    """Of any name, as in vLLM: the chat template refuses those that it does not take."""
+    """Any name, as in vLLM: the chat template rejects roles that it does not know."""
     content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
 
     @model_validator(mode="after")
@@ -252,16 +255,16 @@ class Message(BaseModel):
 
     @property
     def num_characters(self) -> int:
-        """Of all that a chat template could show."""
+        """Number of characters of all texts that a chat template could show."""
         content = self.content
         texts = [part.text for part in content] if isinstance(content, list) else content
         return num_characters([self.role, texts, self.model_extra])
 
     def as_text(self, index: int) -> dict[str, Any]:
-        """The message for a chat template, its content one text.
+        """Return the message for a chat template, with its content as one text.
 
         Raises:
-            ApiError: a part is an image or anything else but text.
+            ApiError: a part of the content is not text, but an image, for example.
         """
         message = {"role": self.role, **(self.model_extra or {})}
         if isinstance(self.content, list):
@@ -275,7 +278,7 @@ class Message(BaseModel):
 
 
 def num_characters(value: Any) -> int:
-    """Of all texts in a value of JSON; whatever else is there counts as one."""
+    """Count the characters of all texts in a JSON value; every other value counts as one."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
@@ -297,24 +300,24 @@ class ChatRequest(Sampling):
     tool_choice: ToolChoice | None = None
 
     def prompt_texts(self) -> list[str]:
-        """What was said last."""
+        """Return the content of the last message, if it is a text."""
         content = self.messages[-1].content
         return [content] if isinstance(content, str) else []
 
     def prompts(self) -> list[list[Message]]:
-        """Its messages, the only prompt."""
+        """Return the messages, which are the only prompt."""
         return [self.messages]
 
     def encoding(self) -> dict[str, Any]:
-        """How `Service.encode` makes tokens of its messages."""
+        """Return the arguments with which `Service.encode` tokenizes its messages."""
         variables = self.chat_template_kwargs
         return {"param": "messages", "template_kwargs": variables, "tools": self.shown_tools}
 
     def params(self, room: int, key_salt: str) -> SamplingParams:
-        """What the engine is asked for.
+        """Return the sampling parameters for the engine.
 
         Args:
-            room: tokens that it may have after the prompt, if it does not say how many it wants.
+            room: tokens that fit after the prompt: the limit, if the request has none.
 
         Raises:
             ApiError: a value is out of range.
@@ -325,26 +328,26 @@ class ChatRequest(Sampling):
 
     @property
     def rule_param(self) -> str:
-        """The field that says what the answer has to look like."""
+        """Name of the field that constrains the answer's text."""
         return "tools" if self.calls_tool else super().rule_param
 
     @property
     def calls_tool(self) -> bool:
-        """Whether the answer is a call of a function."""
+        """Whether the answer has to be a function call."""
         return call_params(self.tools, self.tool_choice) is not None
 
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
-        """What the chat template is told of: nothing where none may be called."""
+        """The tools that the chat template shows to the model; None if none may be called."""
         if not self.calls_tool:
             return None
         return [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
 
     def structured_params(self) -> StructuredOutputsParams | None:
-        """What the answer has to look like.
+        """Return the constraint on the answer's text, if there is one.
 
         Raises:
-            ApiError: fields that say so contradict each other, or one of them is not whole.
+            ApiError: two fields contradict each other, or one of them is incomplete.
         """
         call, other = call_params(self.tools, self.tool_choice), super().structured_params()
         if call is not None and other is not None:
@@ -354,7 +357,8 @@ class ChatRequest(Sampling):
 
     @property
     def num_logprobs(self) -> int | None:
-        """`logprobs` says whether, `top_logprobs` how many."""
+        """Number of likeliest tokens reported for each output token: `logprobs` switches them on,
+        `top_logprobs` gives the number."""
         if self.top_logprobs and not self.logprobs:
             text = f"top_logprobs={self.top_logprobs} needs logprobs=true"
             raise ApiError(400, text, param="top_logprobs")
@@ -367,14 +371,14 @@ class TokenizeRequest(Body):
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
-    """To a prompt; None: yes. A chat has those of its template."""
+    """Whether to add special tokens to `prompt`; None: yes. A chat has those of its template."""
     chat_template_kwargs: dict[str, Any] | None = None
 
     def only_prompt(self) -> tuple[str | list[Message], str]:
-        """What is given of the two, and its name.
+        """Return the prompt or the messages, and the name of that field.
 
         Raises:
-            ApiError: both are, or none.
+            ApiError: both are given, or none.
         """
         if self.prompt is not None and not self.messages:
             if self.chat_template_kwargs:

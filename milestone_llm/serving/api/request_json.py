@@ -1,7 +1,7 @@
-"""JSON of requests, counted before it is parsed: no body costs more than it could be for.
+"""JSON of requests. Its values are counted before it is parsed, so that parsing has a bounded cost.
 
-What is parsed is text, all of it: half of a surrogate pair, NaN and numbers of thousands of digits
-are no JSON here, wherever they stand.
+Texts are valid Unicode and numbers are finite: half of a surrogate pair, NaN and numbers of
+thousands of digits are rejected, in every field.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .errors import ApiError
 
 
 def counting_route(max_parts: int, max_values: int) -> type[APIRoute]:
-    """The class of FastAPI's routes whose bodies are counted before they are parsed.
+    """Return a class of FastAPI routes that count a body's values before they parse it.
 
     Args:
-        max_parts: texts (names of fields, too), lists and objects, whatever a field is called.
-        max_values: values in lists and objects, numbers above all.
+        max_parts: most texts (names of fields too), lists and objects in a body.
+        max_values: most values in lists and objects; most of these are numbers.
     """
 
     class CountedRequest(Request):
@@ -41,7 +41,7 @@ def counting_route(max_parts: int, max_values: int) -> type[APIRoute]:
 
 
 def _parse(body: bytes, max_parts: int, max_values: int) -> Any:
-    # What escapes ends no text; without it, every second part between quotes is structure.
+    # An escaped quote ends no text. Without escapes, every second part between quotes is structure.
     body_of_marks = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     num_parts = body_of_marks.count(b'"') // 2
     if num_parts <= max_parts:

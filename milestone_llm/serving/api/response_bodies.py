@@ -1,4 +1,4 @@
-"""Bodies of answers, as OpenAI's API has them: whole ones, and events of a stream."""
+"""Bodies of answers in the format of OpenAI's API: whole answers, and events of a stream."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from .structured import is_json, read_call
 
 Json = dict[str, Any]
 MIN_LOGPROB = -9999.0
-"""JSON knows no infinity."""
+"""Replaces minus infinity, which JSON does not have."""
 _ASCII = json.JSONEncoder(separators=(",", ":"))
 
 
 @dataclass(slots=True)
 class _Shown:
-    """How much of a choice the client has been sent."""
+    """How much of a choice has been sent to the client."""
 
     num_characters: int = 0
     num_tokens: int = 0
     text_offset: int = 0
-    """Characters of the tokens whose log-probabilities it has been sent."""
+    """Characters of the tokens whose log-probabilities have been sent."""
     is_new: bool = True
-    """Whether it has been sent nothing."""
+    """Whether nothing has been sent yet."""
     is_ended: bool = False
     has_name: bool = False
-    """Whether it has been sent the name of the function that is called."""
+    """Whether the name of the called function has been sent."""
 
 
 class ResponseBodies:
-    """Writes the answer to one API request. With log-probabilities, it decodes tokens one by one.
+    """Writes the answer to one API request. For log-probabilities, it decodes tokens one by one.
 
     Args:
-        body: what the client has asked for.
-        prompts: what each choice's text begins with (`echo`); empty texts for none.
-        decode: text of one token.
-        spell: its bytes.
+        body: the client's request.
+        prompts: text before each choice's own (`echo`); empty texts without `echo`.
+        decode: returns the text of one token.
+        spell: returns the bytes of one token.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class ResponseBodies:
         spell: Callable[[int], bytes],
     ) -> None:
         self.wants_usage = body.wants_usage_event
-        """Whether a stream tells the numbers of tokens in its last event, and null before."""
+        """Whether the last event of a stream has the numbers of tokens, and earlier ones null."""
         self._request = request
         self._is_chat = isinstance(body, ChatRequest)
         self._calls_tool = isinstance(body, ChatRequest) and body.calls_tool
-        self._drops_output = not self._is_chat and body.max_tokens == 0  # the prompt alone is asked
+        self._drops_output = not self._is_chat and body.max_tokens == 0  # only the prompt is wanted
         self._prompts = prompts
         self._decode, self._spell = decode, spell
         kind = "chat.completion" if self._is_chat else "text_completion"
@@ -79,11 +79,11 @@ class ResponseBodies:
 
     @property
     def has_logprobs(self) -> bool:
-        """Whether log-probabilities are asked for."""
+        """Whether log-probabilities were requested."""
         return self._request.states[0].params.logprobs is not None
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Iterator[bytes]:
-        """The answer that is no stream, in pieces of one choice at most."""
+        """Yield a whole answer (not a stream), at most one choice at a time."""
         before = _json(self._head)[:-1] + b',"choices":['
         for choice in self._choices(outputs, is_event=False):
             yield before + _json(choice)
@@ -91,17 +91,17 @@ class ResponseBodies:
         yield b'],"usage":' + _json(self._usage()) + b"}"
 
     def events(self, outputs: Sequence[RequestOutput]) -> bytes:
-        """The next events of a stream, one for each choice that has something to show."""
+        """Return the next events of a stream: one for each choice that has something new."""
         end = b'],"usage":null}\n\n' if self.wants_usage else b"]}\n\n"
         choices = self._choices(outputs, is_event=True)
         return b"".join(self._event_start + _ascii(choice) + end for choice in choices)
 
     def usage_event(self) -> bytes:
-        """The event that tells the numbers of tokens."""
+        """Return the event with the numbers of tokens."""
         return event({**self._event_head, "choices": [], "usage": self._usage()})
 
     def _choices(self, outputs: Sequence[RequestOutput], is_event: bool) -> Iterator[Json]:
-        """What is new of the choices that have something to show; from now on, they are shown."""
+        """Yield what is new in each choice, and count it as sent."""
         n = self._request.num_choices // len(self._places)
         for output in outputs:
             place = self._places[output.request_id]
@@ -152,7 +152,7 @@ class ResponseBodies:
         return {**choice, "delta" if is_event else "message": message}
 
     def _call(self, arguments: str, new_name: str | None) -> Json:
-        """What is new of a call; the first part of it has its name and id."""
+        """Return the new part of a function call. The first part has its name and id."""
         if new_name is not None:
             function = {"name": new_name, "arguments": arguments}
             call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
@@ -222,7 +222,7 @@ class ResponseBodies:
 
 
 def event(data: Json) -> bytes:
-    """A server-sent event, in ASCII: to some clients, U+2028 is the end of a line."""
+    """Return a server-sent event in ASCII: some clients read U+2028 as the end of a line."""
     return b"data: " + _ascii(data) + b"\n\n"
 
 
@@ -238,7 +238,7 @@ LAST_EVENT = b"data: [DONE]\n\n"
 
 
 def token_decoder(tokenizer: Any) -> Callable[[int], str]:
-    """Text of one token; `token_id:7` for a model without a tokenizer, as vLLM writes it."""
+    """Return a function: text of one token. Without a tokenizer it is `token_id:7`, as in vLLM."""
 
     @functools.lru_cache(maxsize=65536)
     def decode(token_id: int) -> str:
@@ -252,7 +252,8 @@ def token_decoder(tokenizer: Any) -> Callable[[int], str]:
 
 
 def token_speller(tokenizer: Any) -> Callable[[int], bytes]:
-    """Bytes of one token. Tokens of a part of a letter have no text, but bytes that make it up."""
+    """Return a function: bytes of one token. A token may be part of a character: it has bytes, no
+    text."""
     decode = token_decoder(tokenizer)
     byte_of = _bytes_of_letters()
 
@@ -262,9 +263,9 @@ def token_speller(tokenizer: Any) -> Callable[[int], bytes]:
         if tokenizer is None or "\N{REPLACEMENT CHARACTER}" not in text:
             return text.encode()
         token: str = tokenizer.convert_ids_to_tokens(token_id)
-        if fallback := re.fullmatch("<0x([0-9A-F]{2})>", token):  # of SentencePiece
+        if fallback := re.fullmatch("<0x([0-9A-F]{2})>", token):  # a byte token of SentencePiece
             return bytes.fromhex(fallback[1])
-        if byte_of.keys() >= set(token):  # of byte-level BPE, a letter for each byte
+        if byte_of.keys() >= set(token):  # a token of byte-level BPE: one letter for each byte
             return bytes(byte_of[letter] for letter in token)
         return text.encode()
 
@@ -272,7 +273,8 @@ def token_speller(tokenizer: Any) -> Callable[[int], bytes]:
 
 
 def _bytes_of_letters() -> dict[str, int]:
-    """How GPT-2 and its followers write bytes: a visible one as itself, others from U+0100 on."""
+    """Map letters to bytes as GPT-2 does: visible bytes are themselves, others U+0100 and
+    following."""
     visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in visible]
     letters = [*map(chr, visible), *(chr(256 + index) for index in range(len(others)))]

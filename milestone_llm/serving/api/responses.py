@@ -1,4 +1,4 @@
-"""Sends the answer to an API request, whole or as a stream, while the client is there."""
+"""Send the answer to an API request, whole or as a stream, while the client is connected."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ _HEADERS = [
 
 
 class ApiResponse(Response):
-    """The answer to an API request, which is closed when it is sent or the client goes away.
+    """The answer to an API request. The request is closed when it is sent, or when the client
+    leaves.
 
     Args:
-        tokenizing: where the tokenizer may be used.
+        tokenizing: executor in which the tokenizer may be used.
     """
 
     def __init__(
@@ -40,7 +41,7 @@ class ApiResponse(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it; the first of the two to end ends the other."""
+        """Send the answer, until it is complete or the client has left."""
         answering = asyncio.ensure_future(self._answer(scope, receive, send))
         leaving = asyncio.ensure_future(_until_gone(receive))
         try:
@@ -68,7 +69,7 @@ class ApiResponse(Response):
         snapshots = [state.snapshot() for state in self._request.states]
         _read_texts(snapshots)
         pieces, body = self._bodies.whole(snapshots), []
-        while piece := await self._make(next, pieces, b""):  # others have their turn in between
+        while piece := await self._make(next, pieces, b""):  # other requests get their turn
             body.append(piece)
         return b"".join(body)
 
@@ -92,7 +93,7 @@ class ApiResponse(Response):
 
 
 def _read_texts(outputs: list[RequestOutput]) -> None:
-    """Here, where texts grow by a tokenizer of this thread's own."""
+    """Decode the texts in this thread: it has the tokenizer that `OutputProcessor` uses."""
     for completion in chain.from_iterable(output.outputs for output in outputs):
         assert completion.text is not None
 

@@ -1,4 +1,4 @@
-"""What the endpoints work with: the tokenizer, the checks of prompts, figures, the page."""
+"""What the endpoints share: tokenizer, checks of prompts, engine reports, explorer page."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from .responses import ApiResponse
 Prompt: TypeAlias = str | list[int] | list[Message]
 
 REPORT_SECONDS = 1.0
-"""An engine that takes longer over a step, or stands in a debugger, is not waited for."""
+"""Seconds to wait for an engine's report. A long step, or a debugger, may take more."""
 
 MAX_ITEMS = 2**18
-"""Of a body: texts, lists and objects, and tokens of several prompts. To parse and check them takes
-the event loop a tenth of a second, in which no one else is heard."""
+"""Most texts, lists and objects in a body, and most tokens of several prompts. To parse and check
+so many takes the event loop a tenth of a second, in which other requests wait."""
 
 
 class Service:
-    """What the endpoints work with."""
+    """Answers the requests of the endpoints."""
 
     def __init__(self, engine: AsyncEngine, has_page: bool = True) -> None:
         self.engine = engine
@@ -48,21 +48,21 @@ class Service:
         self.model = info.model_name
         self.max_model_len = info.max_model_len
         self.created = int(time.time())
-        # A copy: the engine's thread may decode with this one. One thread: a tokenizer is not made
-        # for several.
+        # A copy: the engine's thread may decode with the original. One thread: tokenizers are not
+        # thread-safe.
         self._tokenizer = copy.deepcopy(info.tokenizer)
         self._tokenizing = ThreadPoolExecutor(1, "tokenizer")
         words = self._tokenizer.get_vocab() if self._tokenizer else {}
         self._max_characters = self.max_model_len * max(map(len, words), default=1)
-        # Of a token, there is hardly more than a message with one part of content: two objects, a
-        # list, eight texts. Prompts of token ids have a value a token.
+        # A message with one part of content is hardly shorter than a token: two objects, a list,
+        # eight texts. Prompts of token ids have one value for each token.
         num_parts = min(16 * self.max_model_len + engine.max_choices, MAX_ITEMS)
         num_tokens = min(self.max_model_len * engine.max_choices, MAX_ITEMS)
         num_values = num_parts + max(num_tokens, self.max_model_len)
         self.json_limits = num_parts, num_values
         self.decode_token = token_decoder(self._tokenizer)
         self.spell_token = token_speller(self._tokenizer)
-        # Compiled in a thread of their own: whoever tokenizes need not wait.
+        # Compiled in a thread of their own, so that tokenizing need not wait for it.
         self._grammars = Grammars(
             copy.deepcopy(info.tokenizer), info.vocab_size, info.eos_token_ids
         )
@@ -70,7 +70,7 @@ class Service:
         self.page = LivePage(engine, copy.deepcopy(info.tokenizer)) if has_page else None
 
     def about_model(self) -> Json:
-        """The model, as `/v1/models` describes it."""
+        """Return the description of the model for `/v1/models`."""
         return {
             "id": self.model,
             "object": "model",
@@ -80,7 +80,11 @@ class Service:
         }
 
     def check_model(self, name: str | None) -> None:
-        """Refuse a request for another model than the one that is served."""
+        """Reject a request for a model that is not served.
+
+        Raises:
+            ApiError: 404.
+        """
         if name not in (None, self.model):
             text = f"there is no model {name!r}; this server has {self.model!r}"
             raise ApiError(404, text, param="model", code="model_not_found")
@@ -88,13 +92,13 @@ class Service:
     # -- completions and chats ---------------------------------------------------------------
 
     async def answer(self, body: CompletionRequest | ChatRequest, key_salt: str) -> ApiResponse:
-        """Let a request in, tokenize its prompts, pass them to the engine, and answer.
+        """Admit a request, tokenize its prompts, pass them to the engine, and return the answer.
 
         Args:
-            key_salt: of the client's key.
+            key_salt: salt of the client's key.
 
         Raises:
-            ApiError: there is no room for it, or it is not for this model.
+            ApiError: there is no room for the request, or a value in it is not valid.
         """
         arrival_time = time.perf_counter()
         self.check_model(body.model)
@@ -118,7 +122,7 @@ class Service:
     async def _echoed(
         self, body: CompletionRequest | ChatRequest, prompts: Sequence[list[int]]
     ) -> list[str]:
-        """What the answer to each prompt begins with."""
+        """Return the text with which the answer to each prompt begins."""
         if not (isinstance(body, CompletionRequest) and body.echo):
             return [""] * len(prompts)
         body.check_prompt_logprobs(sum(map(len, prompts)))
@@ -136,10 +140,10 @@ class Service:
         body: CompletionRequest | ChatRequest,
         arrival_time: float,
     ) -> None:
-        """Pass an API request to the engine: a request for each prompt.
+        """Pass an API request to the engine, as one request for each prompt.
 
         Raises:
-            ApiError: one of them is not for this model.
+            ApiError: a prompt or a parameter is not valid for this model.
         """
         names = [request_id] + [f"{request_id}-{index}" for index in range(1, len(prompts))]
         info = self.engine.client.info
@@ -161,10 +165,10 @@ class Service:
         request.start(requests, is_stream, body.deadline)
 
     async def _check_rule(self, params: SamplingParams, param: str) -> None:
-        """Compile what an answer has to look like, if that is asked for.
+        """Compile the grammar that constrains the answer, if there is one.
 
         Args:
-            param: the field of the request that asks for it.
+            param: name of the field that has it.
 
         Raises:
             ApiError: it cannot be compiled.
@@ -189,17 +193,17 @@ class Service:
         tools: list[Json] | None = None,
         is_computed: bool = True,
     ) -> list[int]:
-        """Token ids of a text, of messages, or of token ids.
+        """Return the token ids of a text, of messages, or of token ids.
 
         Args:
-            param: the field of the request that has it.
+            param: name of the field that has the prompt.
             adds_special: whether to add special tokens to a text.
             template_kwargs: variables of the chat template, for messages.
-            tools: functions that it tells of.
-            is_computed: whether it is a prompt, and no text of which tokens are only counted.
+            tools: functions that the chat template shows to the model.
+            is_computed: whether the engine will compute it; if not, its tokens are only counted.
 
         Raises:
-            ApiError: it is no prompt for this model, or as long as no request may be.
+            ApiError: it is not a valid prompt for this model, or too long.
         """
         if isinstance(prompt, list) and not isinstance(next(iter(prompt), None), Message):
             token_ids = cast(list[int], prompt)
@@ -236,7 +240,8 @@ class Service:
         return encode_prompt(self._tokenizer, messages, False, True, template_kwargs, tools)
 
     def _check_length(self, prompt: str | list[Message], param: str, variables: Json) -> None:
-        """Refuse what no tokenizing makes short enough; others would wait for that."""
+        """Reject a text that is too long in any tokenization, so that others need not wait for
+        it."""
         if isinstance(prompt, str):
             count = len(prompt)
         elif len(prompt) >= self.max_model_len:
@@ -253,13 +258,13 @@ class Service:
         return ApiError(400, text, param=param, code="context_length_exceeded")
 
     async def decode(self, token_ids: Sequence[int], param: str) -> str:
-        """Text of token ids.
+        """Return the text of token ids.
 
         Args:
-            param: the field of the request that has them.
+            param: name of the field that has them.
 
         Raises:
-            ApiError: there is no tokenizer, or no such token.
+            ApiError: there is no tokenizer, a token id is not valid, or there are too many.
         """
         if self._tokenizer is None:
             raise ApiError(400, "this model has no tokenizer: there is no text")
@@ -275,7 +280,7 @@ class Service:
         return text
 
     async def reports(self) -> list[EngineReport] | None:
-        """The figures of each engine; None if they do not answer."""
+        """Return a report of each engine; None if they do not answer within `REPORT_SECONDS`."""
         answer = asyncio.wrap_future(self.engine.client.report())
         try:
             return await asyncio.wait_for(answer, REPORT_SECONDS)

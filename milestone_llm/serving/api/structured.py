@@ -1,8 +1,8 @@
-"""Fields that say what an answer has to look like, a call of a function among them.
+"""Fields that constrain an answer's text, function calls among them.
 
-A call comes by a grammar: the model writes `{"name": "the_function", "arguments": {...}}`, whatever
-its chat template says of calls. So the text has one form for all models, and the client gets it as
-`tool_calls`.
+A function call is a grammar: the model has to write `{"name": "the_function", "arguments": {...}}`,
+also if its chat template has another form for calls. So the text has the same form for all models,
+and the client gets it as `tool_calls`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": Fa
 
 
 class JsonSchema(BaseModel):
-    """OpenAI's: a schema with a name."""
+    """OpenAI's type: a schema with a name."""
 
     name: str | None = Field(None, max_length=1024)
     schema_: dict[str, Any] | bool = Field(alias="schema")
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's field."""
+    """OpenAI's field `response_format`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's field: one of these."""
+    """vLLM's field `structured_outputs`: exactly one of these fields is given."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -54,22 +54,22 @@ class StructuredOutputs(BaseModel):
 
 
 class Named(BaseModel):
-    """The function that is meant."""
+    """The name of a function."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")
 
 
 class Function(Named):
-    """A function that a model may call; what else it has is for the chat template."""
+    """A function that a model may call. Further fields are for the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
     parameters: dict[str, Any] | None = None
-    """A JSON schema of the arguments; None: it has none."""
+    """JSON schema of the arguments; None: it has no arguments."""
 
 
 class Tool(BaseModel):
-    """OpenAI's: a function."""
+    """OpenAI's type: a tool, which is a function."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -78,7 +78,7 @@ class Tool(BaseModel):
 
 
 class NamedChoice(BaseModel):
-    """The function that has to be called."""
+    """A choice of one function that has to be called."""
 
     type: Literal["function"]
     function: Named
@@ -90,10 +90,10 @@ ToolChoice = Literal["none", "auto", "required"] | NamedChoice
 def structured_params(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None
 ) -> StructuredOutputsParams | None:
-    """What the engine is asked for; None: nothing.
+    """Return the constraint on the answer's text; None: there is none.
 
     Raises:
-        ApiError: both fields ask for something, or one of them is not whole.
+        ApiError: both fields have a constraint, or one of them is incomplete.
     """
     given: dict[str, Any] = {}
     param = "response_format"
@@ -116,10 +116,10 @@ def structured_params(
 def call_params(
     tools: Sequence[Tool] | None, choice: ToolChoice | None
 ) -> StructuredOutputsParams | None:
-    """What the engine is asked for; None: no call.
+    """Return the constraint that the answer is a call of one of these functions; None: no call.
 
     Raises:
-        ApiError: the choice is left to the model, or there is no such function.
+        ApiError: the choice is left to the model ("auto"), or there is no such function.
     """
     if choice == "none" or (not tools and choice in (None, "auto")):
         return None
@@ -147,18 +147,20 @@ def _params(param: str, **given: Any) -> StructuredOutputsParams:
 
 
 def _grammar(function: Function) -> str:
-    """A call, in Lark's notation. The schema has a root of its own, to which its `$ref` lead."""
+    """Return a call in Lark's notation. The schema has a root of its own, to which its `$ref`
+    refer."""
     begin = json.dumps(f'{{"name": "{function.name}", "arguments": ')
     schema = _NO_PARAMETERS if function.parameters is None else function.parameters
     return f'{begin} %json {json.dumps(schema)} "}}"'
 
 
 def read_call(text: str, is_ended: bool) -> tuple[str | None, str]:
-    """The name of the function that a text calls, and its arguments, as far as both are there.
+    """Return the name of the function that a text calls, and its arguments, as far as they are
+    there.
 
     Args:
-        is_ended: whether no more text will come. Until then it is open whether a bracket at the end
-            belongs to the arguments.
+        is_ended: whether the text is complete. If not, a bracket at the end may belong to the
+            arguments or to the call.
     """
     if (begin := _BEGIN.match(text)) is None:
         return None, ""
@@ -169,7 +171,7 @@ def read_call(text: str, is_ended: bool) -> tuple[str | None, str]:
 
 
 def is_json(text: str) -> bool:
-    """Whether it is a whole value."""
+    """Return whether a text is a complete JSON value."""
     try:
         json.loads(text)
     except ValueError:
@@ -178,10 +180,10 @@ def is_json(text: str) -> bool:
 
 
 def with_read_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """A message for a chat template. Its calls have arguments as values: templates write them.
+    """Return a message for a chat template: the arguments of its calls become values, not texts.
 
     Raises:
-        ApiError: the calls are not what an answer of this server has.
+        ApiError: the calls do not have the form that this server answers with.
     """
     if not (calls := message.get("tool_calls")):
         return message

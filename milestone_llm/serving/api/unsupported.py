@@ -1,7 +1,7 @@
-"""Fields that clients send, and that this server has not.
+"""Fields that clients send and this server does not support.
 
-Those that OpenAI or vLLM has are refused by name, unless their value asks for nothing: an answer
-that silently lacks its tools would be worse than none. Others are ignored, and the log names them.
+Fields that OpenAI or vLLM have are rejected by name, unless their value asks for nothing: an answer
+that silently lacks its tools would be worse than an error. Other fields are ignored and logged.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ log = logging.getLogger(__name__)
 
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),  # of chats: the template has them
+    "add_special_tokens": (False,),  # in chats: the template has them
     "allowed_token_ids": ([],),
     "audio": (),
     "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),  # of prompts that are no chats
+    "chat_template_kwargs": ({},),  # without a chat template
     "continue_final_message": (False,),
     "documents": ([],),
-    "echo": (False,),  # of chats
+    "echo": (False,),  # in chats
     "function_call": ("none",),
     "functions": ([],),
     "guided_choice": (),
@@ -47,25 +47,25 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "store": (False,),
     "structured_outputs": ({},),
     "suffix": ("",),
-    "tool_choice": ("none", "auto"),  # of prompts that are no chats
+    "tool_choice": ("none", "auto"),  # without a chat
     "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-"""Known fields that are not supported, and the values besides null with which they do nothing. A
-body that has a field of this name supports it."""
+"""Known fields that are not supported, and the values (besides null) that have no effect. A body
+with a field of this name does support it."""
 
 
 def refuse_unsupported(body: dict[str, Any], supported: Container[str]) -> None:
-    """Refuse a body that asks for what is not there.
+    """Reject a body with a field that asks for something unsupported.
 
     Args:
-        supported: fields of this name that this kind of body has.
+        supported: fields that this kind of body has.
 
     Raises:
-        ApiError: it does; the message names the field.
+        ApiError: there is such a field; the message has its name.
     """
     for name, nothing in _ASKS_FOR_NOTHING.items():
         value = body.get(name)
@@ -74,7 +74,7 @@ def refuse_unsupported(body: dict[str, Any], supported: Container[str]) -> None:
 
 
 def warn_of_unknown(body: dict[str, Any], known: Container[str]) -> None:
-    """Log which fields of a body are ignored, once for the same fields."""
+    """Log which fields of a body are ignored; the same fields are logged once."""
     names = [name for name in body if name not in known and name not in _ASKS_FOR_NOTHING]
     if names:
         _warn_once(ascii(sorted(names))[:MAX_CHARACTERS])
@@ -86,5 +86,5 @@ def _warn_once(names: str) -> None:
 
 
 def unsupported(name: str) -> ApiError:
-    """The answer to who asks for what this server has not."""
+    """Return the error for a field that this server does not support."""
     return ApiError(400, f"{name} is not supported by this server", param=name)

@@ -1,1 +1,1 @@
-"""Connections and limits: what every client has to keep to before anything is computed."""
+"""Connections and their limits, which apply to every client before anything is computed."""

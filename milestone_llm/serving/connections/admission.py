@@ -1,4 +1,4 @@
-"""Requests that are refused unread: for another host, without a key, one too many, too large."""
+"""Reject requests before their bodies are read: wrong host, no key, no room, too large."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..api.errors import ApiError
 from ..config import ServerConfig
 
 OPEN_PATHS = ("/health", "/")
-"""Paths that need no key. The page itself tells nothing; what it shows, it asks for with a key."""
+"""Paths that need no key. The page has no data of its own; it needs a key to ask for data."""
 
 
 class AdmissionMiddleware:
-    """In front of the application. What it lets in carries its salt in the request's state.
+    """Checks requests before the application. An accepted request has its salt in its `state`.
 
-    The page of a stranger in a browser on this machine may have its own name lead here (DNS
-    rebinding), and would then read what it is answered. Its requests carry that name as their Host.
+    A web page of a stranger, in a browser on this machine, may make its own name resolve to this
+    server (DNS rebinding). Then it could read the answers. Its requests have that name as `Host`.
     """
 
     def __init__(self, app: ASGIApp, engine: AsyncEngine, config: ServerConfig) -> None:
@@ -39,7 +39,7 @@ class AdmissionMiddleware:
         self._bodies = BodyLimits(config.max_body_bytes, config.max_bodies_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request or pass it on."""
+        """Reject a request, or pass it on to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -78,9 +78,9 @@ class AdmissionMiddleware:
             raise ApiError(421, text, code="host_not_allowed")
 
     def _salt_of(self, authorization: str) -> str | None:
-        """What sets the prefixes apart that are cached for a key; None for a key that is wrong.
+        """Return the salt that separates the prefixes cached for a key; None for a wrong key.
 
-        All keys are compared, each in constant time: how long it takes tells nothing.
+        All keys are compared, each in constant time, so that the duration reveals nothing.
         """
         if not self._key_digests:
             return ""
@@ -95,7 +95,7 @@ def _digest(key: str) -> bytes:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a name or an address leads to the machine itself, wherever it is used."""
+    """Return whether a name or an address always means the machine itself."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -104,7 +104,8 @@ def _is_loopback(host: str) -> bool:
 
 
 def _named(scope: Scope, send: Send) -> Send:
-    """`send` whose answer says the request's id: the client's own, if it is one, or a new one."""
+    """Return a `send` that adds the request's id to the answer: the client's own if valid, or a new
+    one."""
     own = Headers(scope=scope).get("x-request-id", "")
     is_good = 0 < len(own) <= 128 and own.isascii() and own.isprintable()
     header = b"x-request-id", (own if is_good else uuid.uuid4().hex).encode()
@@ -121,27 +122,28 @@ def _named(scope: Scope, send: Send) -> Send:
 
 
 FREE_BYTES = 2**16
-"""Of each body, not counted with those of others: whoever asks for little is always heard."""
+"""Bytes of each body that are not counted in the total, so that small requests are never
+rejected."""
 LINGER_SECONDS = 1.0
-"""For how long the rest of a body is taken from a client that has its answer already."""
+"""Seconds for which the rest of a body is read from a client that has its answer already."""
 
 
 @dataclass
 class BodyLimits:
-    """What may lie in memory of the requests that are being read or answered."""
+    """Limits on the memory of the bodies that are being read or answered."""
 
     max_bytes: int
-    """Of one request."""
+    """Most bytes of one body."""
     max_total_bytes: int
-    """Of all, but for the first `FREE_BYTES` of each."""
+    """Most bytes of all bodies, without the first `FREE_BYTES` of each."""
     num_bytes: int = 0
-    """There are of these now."""
+    """Bytes now, counted in the same way."""
 
     def check(self, num_bytes: int) -> None:
-        """Refuse a body of so many bytes.
+        """Reject a body of `num_bytes` bytes that is too large.
 
         Raises:
-            ApiError: it is too large.
+            ApiError: 413.
         """
         if num_bytes > self.max_bytes:
             text = f"the body is larger than {self.max_bytes} bytes"
@@ -149,7 +151,8 @@ class BodyLimits:
 
 
 class RequestBody:
-    """The body of one request. To be left with `with`, when it is no longer in memory."""
+    """The body of one request. Use it in a `with` block, which ends when the body is not needed any
+    more."""
 
     def __init__(self, limits: BodyLimits, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -161,7 +164,7 @@ class RequestBody:
         self._num_bytes = self._num_counted = 0
 
     async def receive(self) -> Message:
-        """ASGI's `receive`.
+        """Receive the next part of the body, as ASGI's `receive`.
 
         Raises:
             ApiError: 413 when the body is too large, 503 when those of all requests are.
@@ -170,8 +173,8 @@ class RequestBody:
         self.is_complete = not message.get("more_body", False)
         self._num_bytes += len(message.get("body", b""))
         self._limits.check(self._num_bytes)
-        # What is announced has its room from the beginning: bodies that come side by side would
-        # share out the room until none of them fits.
+        # An announced length is reserved at once: otherwise bodies that arrive together would share
+        # the memory until none of them fits.
         expected = max(self._num_bytes, self._announced)
         more = max(0, expected - FREE_BYTES) - self._num_counted
         num_bytes = self._limits.num_bytes
@@ -184,9 +187,9 @@ class RequestBody:
         return message
 
     async def send(self, message: Message) -> None:
-        """ASGI's `send`. Before the end of an answer, the rest of the body is thrown away: to close
-        a connection with something unread resets it, and the client might never see its answer.
-        """
+        """Send a part of the answer, as ASGI's `send`. Before the last part, the rest of the body
+        is read and dropped: to close a connection with unread data resets it, and the client might
+        never see its answer."""
         is_last = message["type"] == "http.response.body" and not message.get("more_body")
         if is_last and not self.is_complete:
             await self._send({**message, "more_body": True})

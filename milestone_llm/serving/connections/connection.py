@@ -1,4 +1,4 @@
-"""One client's connection: uvicorn's, with an end for clients that do not finish or do not read."""
+"""One client's connection: uvicorn's, with time limits for slow clients."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from ..api.errors import ApiError
 from ..config import MAX_CONNECTIONS, ServerConfig
 
 WRITE_SECONDS = 60.0
-"""For how long a client may leave unread what it was sent; then its connection is closed."""
+"""Seconds that a client may leave data unread; then its connection is closed."""
 MAX_HEAD_BYTES = 2**16
-"""Of a request's first line and headers; also of what stands between and after parts of a body."""
+"""Largest first line and headers of a request; also the most bytes between and after parts of a
+body."""
 MAX_WITHOUT_PLACE = 16
-"""Connections beyond the limit whose request is still read, in case it asks for `/health`."""
+"""Connections over the limit whose request is still read, because it may ask for `/health`."""
 
 
 class Part(Enum):
-    """What of a request is being received."""
+    """The part of a request that is being received."""
 
     NOTHING = auto()
     HEAD = auto()
@@ -29,13 +30,14 @@ class Part(Enum):
 
 
 class HttpConnection(HttpToolsProtocol):
-    """Hangs up on a client that does not finish its request in time, or takes nothing.
+    """Closes the connection of a client that does not finish its request in time, or reads nothing.
 
-    What it was sent waits in the kernel's buffer, and if that is full, here. An answer waits with
-    what follows (its tokens are kept, and no more than it may have), and ends with the connection.
+    Data for the client waits in the kernel's buffer and, if that is full, here. The tokens that
+    follow wait with the answer; there are no more than the request may have. When the connection
+    ends, they are dropped.
 
-    Requests come one at a time: one that comes before the answer to the last is not read, and the
-    connection ends with that answer.
+    Requests are handled one at a time. A request that comes before the answer to the last one is
+    not read, and the connection is closed after that answer.
     """
 
     def __init__(self, *args: Any, limits: ServerConfig, **options: Any) -> None:
@@ -44,15 +46,16 @@ class HttpConnection(HttpToolsProtocol):
         self._max_connections = limits.max_connections or MAX_CONNECTIONS
         self._part = Part.NOTHING
         self._num_pending_bytes = 0
-        """Received since the parser last passed something on."""
+        """Bytes received since the parser last passed something on."""
         self._has_place = False
-        """Whether it is one of `max_connections`."""
+        """Whether it counts as one of `max_connections`."""
         self._asking: asyncio.TimerHandle | None = None
-        """Runs while a request is waited for or received."""
+        """Runs while the connection waits for a request or receives one."""
         self._hanging_up: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Count whatever the kernel does not take as unread."""
+        """Set up the connection: everything that the kernel does not take at once counts as
+        unread."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)
         if not self._takes_place():
@@ -62,8 +65,10 @@ class HttpConnection(HttpToolsProtocol):
         self._ask_within(self._head_seconds)
 
     def _takes_place(self) -> bool:
-        """Take one of `max_connections`. Where all are taken, the client that should have asked
-        first makes room; False if all of them wait for answers.
+        """Take one of `max_connections`. If all are taken, close a connection that has no request.
+
+        The one that should have sent its request first is closed. Returns False if all of them
+        wait for answers.
         """
         num_places = sum(cast(HttpConnection, each)._has_place for each in self.connections)
         self._has_place = True
@@ -75,7 +80,8 @@ class HttpConnection(HttpToolsProtocol):
         return self._has_place
 
     def _others_asking(self, have_place: bool) -> list[HttpConnection]:
-        """Who should have asked first comes first."""
+        """Return the other connections that wait for a request; the one that should have sent it
+        first is first."""
         others = [cast(HttpConnection, each) for each in self.connections if each is not self]
         asking = {each: each._asking.when() for each in others if each._asking is not None}
         some = [each for each in asking if each._has_place == have_place]
@@ -86,7 +92,7 @@ class HttpConnection(HttpToolsProtocol):
         return ApiError(503, text, headers={"Retry-After": "1"})
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
+        """Clean up after the connection is lost."""
         self._has_place = False
         self._stop_asking()
         self._stop_waiting()
@@ -95,23 +101,21 @@ class HttpConnection(HttpToolsProtocol):
     # -- a request is received ---------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Parse, and refuse what is not getting anywhere."""
+        """Parse data, and reject a request that makes no progress."""
         self._num_pending_bytes += len(data)
         super().data_received(data)
         if self._num_pending_bytes > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin a request."""
         if self._is_answering:
-            raise ValueError(
-                "a request before the answer to the last"
-            )  # to the parser, which stops
+            raise ValueError("a request before the answer to the last")  # the parser stops
         super().on_message_begin()
         self._part = Part.HEAD
 
     def on_headers_complete(self) -> None:
-        """The application may begin."""
+        """Start the application."""
         if len(self.url) + sum(map(len, itertools.chain(*self.headers))) > MAX_HEAD_BYTES:
             self._refuse(_head_too_large())
             raise ValueError("too large a head")
@@ -125,17 +129,18 @@ class HttpConnection(HttpToolsProtocol):
         self._ask_within(self._body_seconds)
 
     def _asks_for_health(self) -> bool:
-        """Whether it is a probe of whoever watches the server: a full one is healthy."""
+        """Return whether this is a health probe: a server with all connections in use is
+        healthy."""
         path, _, _ = self.url.partition(b"?")
         return path == b"/health" and self.parser.get_method() in (b"GET", b"HEAD")
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Receive a part of the body."""
         super().on_body(body)
         self._num_pending_bytes = 0
 
     def on_message_complete(self) -> None:
-        """All of it is there."""
+        """End a request: all of it has been received."""
         super().on_message_complete()
         self._part, self._num_pending_bytes = Part.NOTHING, 0
         self._stop_asking()
@@ -143,13 +148,13 @@ class HttpConnection(HttpToolsProtocol):
             self._ask_within(self._head_seconds)
 
     def on_response_complete(self) -> None:
-        """Another request may come, when this one has been received."""
+        """Wait for the next request, if this one has been received."""
         super().on_response_complete()
         if self._part is Part.NOTHING:
             self._ask_within(self._head_seconds)
 
     def send_400_response(self, msg: str) -> None:
-        """For uvicorn, when the parser cannot go on."""
+        """Answer when the parser cannot go on. For uvicorn."""
         if self._is_answering:
             self.cycle.keep_alive = False
         else:
@@ -157,7 +162,7 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a request that has been received waits for its answer, or for more of it."""
+        """Whether a received request waits for its answer, or for more of it."""
         is_open = self.cycle is not None and not self.cycle.response_complete
         return is_open and self._part is Part.NOTHING
 
@@ -177,7 +182,8 @@ class HttpConnection(HttpToolsProtocol):
         self._give_up(ApiError(408, f"the {part} of the request took longer than {seconds:g} s"))
 
     def _give_up(self, error: ApiError) -> None:
-        """End a connection on which a request was waited for. Who has begun one is told why."""
+        """Close a connection that waits for a request. A client that has begun one gets the
+        error."""
         self._stop_asking()
         if self._part is Part.NOTHING:
             self.transport.close()
@@ -185,10 +191,10 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(error)
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer with an error, unless an answer has begun, and hang up."""
+        """Answer with an error, unless an answer has begun, and close the connection."""
         if self.transport.is_closing():
             return
-        if self.transport.get_write_buffer_size():  # it has not read what came before, either
+        if self.transport.get_write_buffer_size():  # it has not read what was sent before, either
             self.transport.abort()
             return
         is_answered = self._part is Part.BODY and self.cycle.response_started
@@ -202,12 +208,12 @@ class HttpConnection(HttpToolsProtocol):
     # -- an answer is not read ---------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """The client is behind."""
+        """Start the timer: the client does not read."""
         super().pause_writing()
         self._hanging_up = self.loop.call_later(WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """It has read everything."""
+        """Stop the timer: the client has read everything."""
         self._stop_waiting()
         super().resume_writing()
 

@@ -1,1 +1,1 @@
-"""The engine's process, its pipe, and what HTTP needs of an engine, wherever it is."""
+"""The engine's process, its pipe, and the interface through which HTTP uses an engine."""

@@ -1,7 +1,8 @@
-"""What HTTP needs of an engine, wherever the engine is: the seam between the two.
+"""The interface through which HTTP uses an engine, in this process or another.
 
-Behind it stands an engine in this process (`EngineLoop`) or in another one (`EngineProcess`). What
-crosses it is plain data that can be pickled. Nothing here imports torch.
+It is implemented by an engine in this process (`EngineLoop`), in another one (`EngineProcess`), or
+by several (`Replicas`). Arguments and results are plain data that can be pickled. Nothing here
+imports torch.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ StepSink = Callable[["StepRecord"], None]
 
 
 class EngineDeadError(RuntimeError):
-    """The engine will compute nothing any more."""
+    """The engine has ended and will compute nothing more."""
 
 
 @dataclass(frozen=True)
 class EngineInfo:
-    """What does not change while an engine serves."""
+    """Values that do not change while an engine serves."""
 
     model_name: str
     max_model_len: int
@@ -36,87 +37,88 @@ class EngineInfo:
     max_num_batched_tokens: int
     """Most tokens of a step of one engine."""
     num_kv_blocks: int
-    """Of one engine."""
+    """KV blocks of one engine."""
     vocab_size: int
     eos_token_ids: frozenset[int]
     tokenizer: Any
-    """The model's, or None. A thread that uses it takes a copy."""
+    """The model's tokenizer, or None. A thread that uses it makes a copy."""
     engine: str = "0"
-    """What `/metrics` calls it, or all of several."""
+    """Its label in `/metrics`; of several engines, the label of all together."""
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A request on its way to the engine, which numbers and seeds it. Checked for its model."""
+    """A request to the engine, checked for its model. The engine adds its number and seed."""
 
     request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     priority: int = 0
     is_streamed: bool = True
-    """Whether the client is told each token. If not, another replica may begin anew."""
+    """Whether the client gets each token at once. If not, another replica may compute it again."""
     arrival_time: float = field(default_factory=time.perf_counter)
-    """When the client asked, in seconds of `time.perf_counter()`: all processes of a machine have
-    the same."""
+    """When the client asked, in seconds of `time.perf_counter()`, which all processes of a machine
+    share."""
 
     @property
     def completion_ids(self) -> list[str]:
-        """Of each completion; the first is the request's own."""
+        """Ids of its completions; the first has the id of the request."""
         further = [f"{self.request_id}/{index}" for index in range(1, self.params.n)]
         return [self.request_id, *further]
 
     def most_tokens(self, max_model_len: int) -> int:
-        """How many tokens it may have at its end: its prompt's, and those of all completions."""
+        """Return the most tokens that it may have at its end: its prompt's, and those of all
+        completions."""
         num_prompt_tokens = len(self.prompt_token_ids)
         most = min(self.params.max_tokens, max_model_len - num_prompt_tokens)
         return num_prompt_tokens + self.params.n * most
 
 
 class Refusal(NamedTuple):
-    """Why nothing will come of a request, or nothing more."""
+    """Why a request failed, before or after its first tokens."""
 
     text: str
     status: int
-    """Of HTTP."""
+    """HTTP status."""
 
 
 class StepFigures(NamedTuple):
-    """What `/metrics` counts of a step."""
+    """Figures of a step for `/metrics`."""
 
     seconds: float
     num_rows: int
     num_tokens: int
-    """Computed: of prompts, and of outputs."""
+    """Computed tokens, of prompts and of outputs."""
 
 
 @dataclass
 class EngineCoreOutputs:
-    """What a step has brought to all requests together: one message, and no object a token."""
+    """All outputs of a step in one message; most tokens need no object of their own."""
 
     time: float = field(default_factory=time.perf_counter)
     """When the step ended."""
     engine: str = "0"
-    """Which one it is, if there may be several."""
+    """Label of the engine, if there may be several."""
     request_ids: list[str] = field(default_factory=list)
-    """Completions that have got one token, and of which nothing else is to be said."""
+    """Completions that got one token and nothing else."""
     token_ids: list[int] = field(default_factory=list)
-    """Theirs."""
+    """The tokens of these completions."""
     others: list[EngineCoreOutput] = field(default_factory=list)
-    """Of completions that have ended, or have got anything but one token."""
+    """Outputs of completions that ended, or got anything other than one token."""
     facts: dict[str, RequestFacts] = field(default_factory=dict)
-    """Of those whose token is the first."""
+    """Figures of requests that got their first token, by id."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
-    """By request."""
+    """Errors, by request id."""
     steps: list[StepFigures] = field(default_factory=list)
-    """That have ended since the last message."""
+    """Steps that ended since the last message."""
 
     @property
     def is_of_steps(self) -> bool:
-        """Whether it brings more than refusals."""
+        """Whether it has more than errors."""
         return bool(self.request_ids or self.others or self.steps)
 
     def add(self, output: EngineCoreOutput) -> None:
-        """Take in what a completion has got."""
+        """Add a completion's output."""
         tokens = output.new_token_ids
         if len(tokens) == 1 and output.finish_reason is None and not output.new_logprobs:
             self.request_ids.append(output.request_id)
@@ -127,21 +129,21 @@ class EngineCoreOutputs:
             self.others.append(output)
 
     def extend(self, later: EngineCoreOutputs) -> None:
-        """Take in what later steps have brought."""
+        """Add the outputs of later steps."""
         for output in later.outputs():
             self.add(output)
         self.refusals |= later.refusals
         self.steps += later.steps
 
     def outputs(self) -> Iterator[EngineCoreOutput]:
-        """What each completion has got."""
+        """Yield each completion's output."""
         for request_id, token_id in zip(self.request_ids, self.token_ids, strict=True):
             facts = self.facts.get(request_id) if self.facts else None
             yield EngineCoreOutput(request_id, [token_id], facts=facts)
         yield from self.others
 
     def arrived(self) -> EngineCoreOutputs:
-        """This message from another machine, whose clock is another, with times of ours."""
+        """Return this message with times of this machine's clock. It came from another machine."""
         now = time.perf_counter()
         for facts in (*self.facts.values(), *(each.facts for each in self.others)):
             if facts is not None and facts.first_scheduled_time is not None:
@@ -152,48 +154,48 @@ class EngineCoreOutputs:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """How things stand in an engine, for `/metrics`."""
+    """An engine's current state, for `/metrics`."""
 
     stats: dict[str, Any]
-    """`LLMEngine.stats()`, and how many of the waiting requests had been running."""
+    """`LLMEngine.stats()`, and the number of waiting requests that have been preempted."""
     engine: str = "0"
-    """Which one it is, if there may be several."""
+    """Label of the engine, if there may be several."""
 
 
 Deliver = Callable[[EngineCoreOutputs], None]
-"""Called with what each step has brought, in the thread of `EngineClient.run`."""
+"""Called with the outputs of each step, in the thread of `EngineClient.run`."""
 
 
 class EngineClient(Protocol):
-    """Engines, as HTTP sees them. `run` is the main thread's; the rest is HTTP's."""
+    """Engines, as HTTP uses them. `run` is called in the main thread, the rest in HTTP's."""
 
     info: EngineInfo
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be computed at present, though it may be later."""
+        """Why the engine cannot compute at present; it may recover. None: it can."""
 
     def run(self, deliver: Deliver) -> None:
         """Serve until `stop`.
 
         Raises:
-            EngineDeadError: nothing more will come.
+            EngineDeadError: the engine has ended.
         """
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
-        """Queue requests. If the engine refuses one, it says so."""
+        """Queue requests. If the engine rejects one, a message says so."""
 
     def abort(self, request_id: str) -> None:
-        """End a request, wherever it is; before the next step it has no memory any more."""
+        """End a request in any state. Its memory is free before the next step."""
 
     def end_completion(self, completion_id: str) -> None:
-        """A stop string has ended a completion; others of its request go on."""
+        """End a completion after a stop string; others of its request go on."""
 
     def report(self) -> Future[list[EngineReport]]:
-        """Ask for the figures of each engine; the answer comes between two steps."""
+        """Ask for a report of each engine; the answer comes between two steps."""
 
     def watch(self, sink: StepSink | None) -> None:
-        """Give each step's record to `sink`, in the thread of `run`; None: no more."""
+        """Send each step's record to `sink`, in the thread of `run`; None ends that."""
 
     def stop(self) -> None:
-        """Let `run` return after the step under way."""
+        """Let `run` return after the current step."""

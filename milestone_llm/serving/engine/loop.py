@@ -1,13 +1,13 @@
-"""The loop around the engine's driver: orders in, a step, its tokens out.
+"""The loop around the engine's driver: take orders, compute a step, send its tokens.
 
-    others' threads                                the engine's thread, the main one of its process
+    other threads                                  the engine's thread, the main one of its process
     add_requests, abort, report  -- orders --->    between two steps
     deliver(EngineCoreOutputs)   <-- tokens ---    once a step, for all requests together
 
 Only the engine's thread changes the engine, so that no thread waits for a lock while it steps: an
-order is a call that it makes later. And only that thread speaks: whatever leaves the loop leaves it
-there. The driver is `generate`'s, and its outputs go to a `Sender`. Text and stop strings are made
-where the tokens go (`async_engine.py`).
+order is a call that this thread makes later. Only the engine's thread sends messages. The driver is
+the engine's own; outputs of requests that come here go to a `Sender`. Text and stop strings are
+handled where the tokens arrive (`async_engine.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import torch
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.frontend.engine_driver import EngineDriver
 from milestone_llm.structured.grammars import compiling_thread
 from milestone_llm.trace.tracer import Tracer
 
@@ -45,11 +44,11 @@ Arguments = ParamSpec("Arguments")
 log = logging.getLogger(__name__)
 
 MAX_FAILURES = 3
-"""Steps that fail one after the other before the engine is given up."""
+"""Number of failed steps in a row after which the engine is given up."""
 
 
 class EngineLoop:
-    """Runs an engine for others: an `EngineClient` whose methods may be called from any thread."""
+    """Runs an engine for other threads: an `EngineClient` whose methods any thread may call."""
 
     def __init__(self, engine: BaseEngine) -> None:
         self.info = EngineInfo(
@@ -67,9 +66,8 @@ class EngineLoop:
         self._is_stopping = False
         self._engine, self._log = engine, engine.step_log
         self._sending = Sender()
-        self._driver = EngineDriver(
-            engine.core, engine.step_log, self._sending, engine.driver.peers
-        )
+        self._driver = engine.driver
+        self._driver.attach(self._sending)
         self._compiling = compiling_thread()
         self._num_failures = 0
         self._page_tracer: Tracer | None = None
@@ -77,38 +75,38 @@ class EngineLoop:
     # -- in any thread -----------------------------------------------------------------------
 
     def prepare(self, requests: list[EngineRequest]) -> None:
-        """Compile grammars of requests to come, while steps go on. The caller waits for it."""
+        """Compile the grammars of new requests while steps go on. The caller waits for it."""
         rule_of = self._engine.input_processor.grammars.rule_of
         for request in requests:
             if request.params.structured_outputs is not None:
-                with contextlib.suppress(InputError):  # which the request will be told
+                with contextlib.suppress(InputError):  # `add_requests` will report it
                     self._compiling.submit(rule_of, request.params).result()
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
-        """Queue requests. If the engine refuses one, it says so."""
+        """Queue requests. If the engine rejects one, a message says so."""
         for request in requests:
             self._order(self._add, request)
 
     def abort(self, request_id: str) -> None:
-        """End a request, wherever it is; before the next step it has no memory any more."""
+        """End a request in any state. Its memory is free before the next step."""
         self._order(self._abort, request_id)
 
     def end_completion(self, completion_id: str) -> None:
-        """A stop string has ended a completion; others of its request go on."""
+        """End a completion after a stop string; others of its request go on."""
         self._order(self._finish, [completion_id], "stop")
 
     def report(self) -> Future[list[EngineReport]]:
-        """The figures as they are between two steps."""
+        """Ask for a report, which is made between two steps."""
         answer = Future[list[EngineReport]]()
         self._order(self._report, answer)
         return answer
 
     def watch(self, sink: StepSink | None) -> None:
-        """Give each step's record to `sink`, in the thread of `run`; None: no more."""
+        """Send each step's record to `sink`, in the thread of `run`; None ends that."""
         self._order(self._watch, sink)
 
     def stop(self) -> None:
-        """Let `run` return after the step under way."""
+        """Let `run` return after the current step."""
         self._order(self._stop)
 
     def _order(
@@ -127,10 +125,10 @@ class EngineLoop:
         Raises:
             EngineDeadError: the device failed, or `MAX_FAILURES` steps in a row did.
         """
-        self._sending.deliver = deliver
+        self._sending.deliver_to(deliver)
         while not self._is_stopping:
             if not self._driver.requests:
-                self._orders.get()()  # waits for one
+                self._orders.get()()  # waits for an order
             while not self._orders.empty():
                 self._orders.get()()
             if self._driver.requests and not self._is_stopping:
@@ -139,17 +137,17 @@ class EngineLoop:
             self._try(partial(self._abort, request_id))
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Let the engine do something. Whatever it is, three failures in a row are the end.
+        """Do some work, and survive a failure, but not `MAX_FAILURES` in a row.
 
         Raises:
-            EngineDeadError: they were.
+            EngineDeadError: the device failed, or the last failure was one too many.
         """
         try:
             work()
         except Exception as error:
             self._num_failures += 1
             log.exception("The engine failed; the requests of the step have ended")
-            # What a device reports once, it reports for ever.
+            # After one error, a device reports it for every later call.
             if isinstance(error, torch.AcceleratorError) or self._num_failures >= MAX_FAILURES:
                 raise EngineDeadError(f"the engine is dead: {error!r}") from error
 
@@ -160,16 +158,16 @@ class EngineLoop:
         preempted = sum(bool(each.num_preemptions) for each in self._engine.scheduler.waiting)
         stats = {**self._engine.stats(), "waiting_preempted": preempted}
         self._sending.flush()
-        if answer.set_running_or_notify_cancel():  # else nobody waits for it any more
+        if answer.set_running_or_notify_cancel():  # False: the caller has given up
             answer.set_result([EngineReport(stats)])
 
     def _watch(self, sink: StepSink | None) -> None:
         if self._page_tracer is not None:
-            self._log.watchers.remove(self._page_tracer)
+            self._log.unwatch(self._page_tracer)
             self._page_tracer = None
         if sink is not None:
             self._page_tracer = Tracer([sink], keeps_records=False)
-            self._log.watchers.append(self._page_tracer)
+            self._log.watch(self._page_tracer)
 
     def _add(self, new: EngineRequest) -> None:
         try:
@@ -189,18 +187,18 @@ class EngineLoop:
         self._sending.add(new)
 
     def _abort(self, request_id: str) -> None:
-        # Forks come before what they fork from.
+        # Forks are ended before the completion they fork from.
         self._finish(self._sending.completion_ids(request_id)[::-1], "abort")
 
     def _finish(self, completion_ids: list[str], reason: str) -> None:
-        """End completions for those who asked for them, and know it."""
+        """End completions whose client knows that they have ended."""
         self._sending.mute(completion_ids)
         self._driver.run(self._driver.finish, completion_ids, reason)
 
     def _step(self) -> None:
         before = dict(self._log.counts)
         start = time.perf_counter()
-        self._driver.step()
+        self._driver.run(self._driver.step)
         if self._log.counts["steps"] > before["steps"]:
             seconds = self._sending.took_at - start
             self._num_failures = 0

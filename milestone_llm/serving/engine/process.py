@@ -4,11 +4,11 @@
     EngineProcess
       add_requests, abort, ...  -- a queue of orders -->     a thread: the same call of EngineLoop
       run: deliver              <-- pipe --                  EngineLoop.run, in the main thread
-      problem                   <-- a number --              a thread: when it last lived
+      problem                   <-- a number --              a thread: time of its last heartbeat
 
-Whoever gives an order does not wait for an engine that stands still: multiprocessing's queue sends
-in a thread of its own. HTTP's process starts that of the engine, before anything heavy is loaded:
-it never imports torch. The engine's does not outlive it.
+To give an order never waits for a busy engine: multiprocessing's queue sends in a thread of its
+own. HTTP's process starts the engine's before anything heavy is loaded, and never imports torch.
+The engine's process ends when HTTP's does.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from milestone_llm.command.cli import model_libraries
+from milestone_llm.cli import model_libraries
 from milestone_llm.core.errors import InputError
-from milestone_llm.frontend.garbage import freeze_garbage, nothing_collected
+from milestone_llm.gc_control import freeze_gc_heap, gc_paused
 
 from .client import Deliver, EngineDeadError, EngineInfo, EngineReport, EngineRequest, StepSink
 
@@ -39,84 +39,83 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnContext
     from multiprocessing.queues import Queue
 
+    from milestone_llm.core.engine_core import ModelRunner
     from milestone_llm.frontend.engine import BaseEngine
 
     from .loop import EngineLoop
 
 CONTEXT: SpawnContext = multiprocessing.get_context("spawn")
-"""A fresh interpreter: CUDA does not survive a fork."""
+"""Starts a fresh interpreter: CUDA does not survive a fork."""
 STOP_SECONDS = 10.0
-"""For how long the engine's process may go on when it has to end; then it is cut off."""
+"""Seconds that the engine's process may take to end; then it is killed."""
 BEAT_SECONDS = 1.0
-"""How often it looks whether HTTP's is still there."""
+"""Seconds between two heartbeats, and between two checks that HTTP's process still runs."""
 SILENCE_SECONDS = 10.0
-"""After so long without a sign of life, `/health` says that the engine stands still."""
+"""Seconds without a heartbeat after which `/health` says that the engine does not respond."""
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """An engine that has not been built yet. Can be pickled."""
+    """An engine that has not been built yet. It can be pickled."""
 
     milestone: str
-    """The package whose `LLMEngine` it is."""
+    """The package of its `LLMEngine`."""
     model: str
     fields: dict[str, Any] = field(default_factory=dict)
-    """Of its EngineConfig."""
+    """Fields of its `EngineConfig`."""
     num_threads: int | None = None
-    """CPU threads; None leaves them to torch."""
-    prepare: Callable[[BaseEngine], object] | None = None
-    """Called with the engine once it is built, in its process."""
+    """Number of CPU threads; None: torch's default."""
+    runner: ModelRunner | None = None
+    """Computes the steps in place of the milestone's own."""
 
     def build(self) -> BaseEngine:
-        """The engine, with everything done that a first request would have to wait for.
+        """Build the engine, and do everything that the first request would have to wait for.
 
         Raises:
-            InputError: there is no such model, or the fields do not go together.
+            InputError: there is no such model, or the fields contradict each other.
         """
         from milestone_llm.trace.tracer import Tracer
 
-        with nothing_collected():
+        with gc_paused():
             engine: BaseEngine = importlib.import_module(self.milestone).LLMEngine(
-                self.model, **self.fields
+                self.model, runner=self.runner, **self.fields
             )
-            if self.prepare is not None:
-                self.prepare(engine)
             engine.warm_up()
         if isinstance(engine.tracer, Tracer):
-            engine.tracer.keeps_records = False  # a server runs for long
-        freeze_garbage()
+            engine.tracer.keep_no_records()  # a server runs too long to keep them
+        freeze_gc_heap()
         return engine
 
 
 class EngineProcess:
-    """The engine's process, for HTTP: an `EngineClient`. To be left with `with`."""
+    """The engine's process, as an `EngineClient` for HTTP. Use it in a `with` block."""
 
     info: EngineInfo
-    """There once `wait_until_ready` has returned."""
+    """Set when `wait_until_ready` has returned."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._orders: Queue[tuple[str, Any] | None] = CONTEXT.Queue()
-        """What `EngineLoop` is to do, and with what. None: nothing more."""
-        self._orders.cancel_join_thread()  # at the end, what the engine has not read is dropped
+        """Methods that `EngineLoop` shall call, with their arguments. None: no more will come."""
+        self._orders.cancel_join_thread()  # at the end, unread orders are dropped
         self._sink: StepSink | None = None
         self._askers: list[Future[list[EngineReport]]] = []
         self._asking = threading.Lock()
         self._is_stopping = threading.Event()
         self._last_beat = CONTEXT.RawValue("d", time.monotonic())
-        """When the process has last said that it lives."""
+        """Time of the process's last heartbeat."""
         self._pipe, inner = CONTEXT.Pipe()
         self._process = CONTEXT.Process(
             target=run_engine, args=(spec, self._orders, inner, self._last_beat)
         )
-        with ctrl_c_ignored():  # the child inherits it; the one to end it is this process
+        with ctrl_c_ignored():  # the child inherits this; only this process ends it
             self._process.start()
         inner.close()
 
     def wait_until_ready(self) -> None:
-        """Wait for the model.
+        """Wait until the engine is built.
 
         Raises:
-            InputError: what was asked for cannot be had; the message is that of the engine.
+            InputError: the engine could not be built as requested; the message is the engine's.
             EngineDeadError: its process has ended, with a traceback on standard error.
         """
         try:
@@ -131,39 +130,39 @@ class EngineProcess:
 
     @property
     def problem(self) -> str | None:
-        """That the engine's process gives no sign of life. It may be stopped, or swapped out."""
+        """That the engine's process has sent no heartbeat: it may be stopped, or swapped out."""
         silence = time.monotonic() - self._last_beat.value
         if silence < SILENCE_SECONDS:
             return None
         return f"the engine has given no sign of life for {silence:.0f} s"
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
-        """Queue requests. If the engine refuses one, it says so."""
+        """Queue requests. If the engine rejects one, a message says so."""
         self._orders.put(("add", requests))
 
     def abort(self, request_id: str) -> None:
-        """End a request, wherever it is; before the next step it has no memory any more."""
+        """End a request in any state. Its memory is free before the next step."""
         self._orders.put(("abort", request_id))
 
     def end_completion(self, completion_id: str) -> None:
-        """A stop string has ended a completion; others of its request go on."""
+        """End a completion after a stop string; others of its request go on."""
         self._orders.put(("end", completion_id))
 
     def report(self) -> Future[list[EngineReport]]:
-        """The figures as they are between two steps."""
+        """Ask for a report, which is made between two steps."""
         answer = Future[list[EngineReport]]()
-        with self._asking:  # whoever has given up is forgotten
+        with self._asking:  # forget those that have given up
             self._askers = [each for each in self._askers if not each.done()] + [answer]
         self._orders.put(("report", None))
         return answer
 
     def watch(self, sink: StepSink | None) -> None:
-        """Give each step's record to `sink`, in the thread of `run`; None: no more."""
+        """Send each step's record to `sink`, in the thread of `run`; None ends that."""
         self._sink = sink
         self._orders.put(("watch", sink is not None))
 
     def stop(self) -> None:
-        """Hang up: `run` returns, and the engine's process ends after the step under way."""
+        """Close the pipe: `run` returns, and the engine's process ends after the current step."""
         self._is_stopping.set()
         self._orders.put(None)
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._pipe.fileno())) as end:
@@ -198,7 +197,7 @@ class EngineProcess:
         with self._asking:
             askers, self._askers = self._askers, []
         for answer in askers:
-            if answer.set_running_or_notify_cancel():  # else it was given up
+            if answer.set_running_or_notify_cancel():  # False: the caller has given up
                 answer.set_result(reports)
 
     def _death(self) -> EngineDeadError:
@@ -210,9 +209,9 @@ class EngineProcess:
         return EngineDeadError(f"the engine is dead: its process {ending}")
 
     def _end(self, seconds: float) -> None:
-        """Wait so long for the process to end, and then no longer."""
+        """Wait at most `seconds` for the process to end, then kill it."""
         self._process.join(seconds)
-        self._process.kill()  # if it is there still
+        self._process.kill()  # if it still runs
         self._process.join()
 
     def __enter__(self) -> EngineProcess:
@@ -231,7 +230,7 @@ class EngineProcess:
 
 @contextlib.contextmanager
 def ctrl_c_ignored() -> Iterator[None]:
-    """Ctrl-C does nothing while the block runs, nor in processes that are started there."""
+    """Ignore Ctrl-C while the block runs, also in processes that are started in it."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
@@ -245,12 +244,12 @@ def ctrl_c_ignored() -> Iterator[None]:
 def run_engine(
     spec: EngineSpec, orders: Queue[tuple[str, Any] | None], pipe: Connection, last_beat: Any
 ) -> None:
-    """What the engine's process does, from its beginning to its end.
+    """Run the engine's process, from its beginning to its end.
 
     Args:
-        last_beat: where it says that it lives.
+        last_beat: where it writes the time of its heartbeats.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):  # HTTP's process says when to end, and how
+    for number in (signal.SIGINT, signal.SIGTERM):  # HTTP's process says when and how to end
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_live, args=(last_beat,), daemon=True).start()
     with model_libraries(spec.num_threads):
@@ -266,7 +265,7 @@ def run_engine(
 
 
 def _live(last_beat: Any) -> None:
-    """Say that this process lives. When HTTP's has ended without a word, so does this, at once."""
+    """Send heartbeats. If HTTP's process ends without sending None, end this one at once."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     while parent.is_alive():
@@ -277,12 +276,12 @@ def _live(last_beat: Any) -> None:
 
 def _run_loop(loop: EngineLoop, orders: Queue[tuple[str, Any] | None], pipe: Connection) -> None:
     def send(kind: str, content: Any) -> None:
-        """Tell HTTP's process something. Called in the engine's thread alone."""
-        with contextlib.suppress(OSError):  # it has ended
+        """Send a message to HTTP's process. Called in the engine's thread only."""
+        with contextlib.suppress(OSError):  # HTTP's process has ended
             pipe.send((kind, content))
 
     def obey() -> None:
-        """Pass orders on until the last one; then the engine ends."""
+        """Pass orders on to the loop until None comes; then stop the loop."""
         try:
             while (order := orders.get()) is not None:
                 _pass_on(loop, *order, send)
@@ -299,7 +298,7 @@ def _run_loop(loop: EngineLoop, orders: Queue[tuple[str, Any] | None], pipe: Con
 
 
 def _pass_on(loop: EngineLoop, order: str, content: Any, send: Callable[[str, Any], None]) -> None:
-    """Call what `EngineProcess` was called. What the loop says, its own thread sends."""
+    """Call the method that was called on `EngineProcess`. The loop's thread sends its answers."""
     if order == "add":
         loop.prepare(content)
         loop.add_requests(content)

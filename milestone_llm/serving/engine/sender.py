@@ -1,7 +1,7 @@
-"""Sends what a step has brought: one message for all requests together.
+"""Send the outputs of each step to HTTP: one message for all requests together.
 
-It is the sink of the engine's driver where `OutputProcessor` is that of `generate`: tokens leave as
-they are.
+The engine's driver gives its outputs to a `Sender` here, and to `OutputProcessor` in `generate`. A
+`Sender` passes tokens on as they are.
 """
 
 from __future__ import annotations
@@ -17,66 +17,70 @@ from .client import Deliver, EngineCoreOutputs, EngineRequest, Refusal, StepFigu
 
 @dataclass(slots=True)
 class SentTokens:
-    """How far a completion has been sent."""
+    """How much of a completion has been sent."""
 
     request_id: str
-    """Of its request."""
+    """Id of its request."""
     num_tokens: int = 0
     is_muted: bool = False
-    """Whether who asked for it has ended it, and is told no more."""
+    """Whether the client has ended it and is sent nothing more."""
 
 
 class Sender:
-    """The completions that HTTP has asked for, and the way of their tokens there."""
+    """The completions that HTTP has requested, and the messages with their tokens."""
 
     def __init__(self) -> None:
-        self.deliver: Deliver = lambda message: None
+        self._deliver: Deliver = lambda message: None
         self.took_at = 0.0
-        """When the newest step had brought its tokens, in seconds of `time.perf_counter()`."""
+        """When the newest step had returned its tokens, in seconds of `time.perf_counter()`."""
         self._steps: list[StepFigures] = []
-        """That the next message tells of."""
+        """Steps that the next message reports."""
         self._completions: dict[str, SentTokens] = {}
 
+    def deliver_to(self, deliver: Deliver) -> None:
+        """Send messages there from now on."""
+        self._deliver = deliver
+
     def add(self, new: EngineRequest) -> None:
-        """Follow the completions of a prompt."""
+        """Track the completions of a prompt."""
         self._completions |= {name: SentTokens(new.request_id) for name in new.completion_ids}
 
     def refuse(self, new: EngineRequest, refusal: Refusal) -> None:
-        """Say why nothing will come of a request."""
-        self.deliver(EngineCoreOutputs(refusals={new.request_id: refusal}))
+        """Send the error of a request."""
+        self._deliver(EngineCoreOutputs(refusals={new.request_id: refusal}))
 
     def request_ids(self) -> list[str]:
-        """Of all unfinished requests."""
+        """Return the ids of all unfinished requests."""
         return list(dict.fromkeys(each.request_id for each in self._completions.values()))
 
     def completion_ids(self, request_id: str) -> list[str]:
-        """Of those of a request that are unfinished."""
+        """Return the ids of a request's unfinished completions."""
         return [name for name, each in self._completions.items() if each.request_id == request_id]
 
     def mute(self, completion_ids: Iterable[str]) -> None:
-        """Send no more of completions."""
+        """Send nothing more of these completions."""
         for completion_id in completion_ids:
             if completion_id in self._completions:
                 self._completions[completion_id].is_muted = True
 
     def note_step(self, step: StepFigures) -> None:
-        """A step has ended, and what it brought is sent."""
+        """Add a step to the next message. The step's own outputs have been sent."""
         self._steps.append(step)
 
     def flush(self) -> None:
-        """Send what is known of steps now."""
+        """Send the steps that no message has reported."""
         if self._steps:
             self._send(EngineCoreOutputs())
 
     def _send(self, message: EngineCoreOutputs) -> None:
         message.steps, self._steps = self._steps, []
-        self.deliver(message)
+        self._deliver(message)
 
     def process(self, outputs: Sequence[EngineCoreOutput]) -> dict[str, str]:
-        """Send what the core has brought.
+        """Send the outputs of the engine core.
 
         Returns:
-            Why completions have ended, by id.
+            Finish reasons of the completions that have ended, by id.
         """
         now = time.perf_counter()
         message = EngineCoreOutputs(now)
@@ -98,7 +102,7 @@ class Sender:
         return ended
 
     def repair(self) -> dict[str, int]:
-        """After an exception anywhere: how many tokens of each completion have been sent, by id."""
+        """Drop completions that were being ended. Called after an exception."""
         going_on = {name: each for name, each in self._completions.items() if not each.is_muted}
-        self._completions = going_on  # the others were being ended
+        self._completions = going_on
         return {name: each.num_tokens for name, each in going_on.items()}

@@ -1,1 +1,1 @@
-"""Several engines behind one HTTP server, on Ray, and the router that chooses one."""
+"""Several engines for one HTTP server, on Ray, and the router that chooses one for each request."""

@@ -1,4 +1,4 @@
-"""A replica: an engine in a Ray actor. Its loop has a thread, and Ray's calls another."""
+"""A replica: an engine in a Ray actor. Its loop runs in one thread, Ray's calls in another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ray import serve
 
-from milestone_llm.command.cli import model_libraries
+from milestone_llm.cli import model_libraries
 
 from ..engine.client import (
     EngineCoreOutputs,
@@ -27,9 +27,10 @@ from ..engine.process import EngineSpec
 from .ray_router import Routing
 
 MAX_ONGOING = 2**20
-"""Requests that Ray lets a replica have: who waits, waits in the engine's queue."""
+"""Requests that Ray may send to a replica at one time. They wait in the engine's queue, not in
+Ray."""
 SWITCH_SECONDS = 0.0005
-"""For how long the engine's thread waits for Ray's, at most, when a step is done."""
+"""Seconds that the engine's thread waits for Ray's thread, at most, after a step."""
 
 log = logging.getLogger(__name__)
 
@@ -46,37 +47,39 @@ class Replica:
         self._name = serve.get_replica_context().replica_id.unique_id
         self._event_loop: asyncio.AbstractEventLoop
         self._queues: dict[str, asyncio.Queue[EngineCoreOutputs]] = {}
-        """By the id of a completion: where what comes of it is waited for."""
+        """Queues for the outputs of each completion, by its id."""
         self._steps: list[StepFigures] = []
-        """That no answer has told of."""
+        """Steps that no answer has reported."""
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         try:
             self._loop.run(self._deliver)
-        except EngineDeadError:  # every caller is told by Ray, which starts another
+        except EngineDeadError:  # Ray tells every caller, and starts another replica
             log.exception("The replica ends")
             os._exit(1)
 
     def info(self) -> EngineInfo:
-        """What does not change."""
+        """Return the values that do not change."""
         return self._loop.info
 
     async def report(self) -> EngineReport:
-        """The figures as they are between two steps."""
+        """Return a report, made between two steps."""
         (report,) = await asyncio.wrap_future(self._loop.report())
         return replace(report, engine=self._name)
 
     def end_completion(self, completion_id: str) -> None:
-        """A stop string has ended a completion. It may be one of another replica."""
+        """End a completion after a stop string. It may belong to another replica: then do
+        nothing."""
         if completion_id in self._queues:
             self._loop.end_completion(completion_id)
 
     async def generate(
         self, request: EngineRequest, routing: Routing
     ) -> AsyncIterator[EngineCoreOutputs]:
-        """What comes of a request. If its tokens are neither shown nor searched for stop strings
-        before it has ended: all at once, so that nothing is lost with a replica.
+        """Yield the outputs of a request. If the tokens are neither streamed nor searched for stop
+        strings, they come all at once at the end: then another replica can compute the request
+        again.
 
         Args:
             routing: for `PrefixRouter`.
@@ -107,11 +110,11 @@ class Replica:
                 self._loop.abort(request.request_id)
 
     def _deliver(self, message: EngineCoreOutputs) -> None:
-        """Called in the engine's thread."""
+        """Hand over outputs to Ray's event loop. Called in the engine's thread."""
         self._event_loop.call_soon_threadsafe(self._pass_on, message)
 
     def _pass_on(self, message: EngineCoreOutputs) -> None:
-        """Give each caller his own part."""
+        """Give each caller the outputs of its own request."""
         parts: dict[asyncio.Queue[EngineCoreOutputs], EngineCoreOutputs] = {}
 
         def part_of(name: str) -> EngineCoreOutputs:

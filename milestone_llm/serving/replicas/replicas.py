@@ -2,11 +2,11 @@
 
     HTTP's process                                    a Ray actor for each engine
     Replicas   a task a request  -- generate -->      Replica: EngineLoop in a thread, and a queue
-               deliver           <-- a stream --      a request: what has come since the last item
+               deliver           <-- a stream --      a request: outputs since the last item
     PrefixRouter  which replica?
 
-Ray starts replicas, on one machine or several, replaces those that end, and adds and removes them
-as the queue grows and shrinks. Which of them gets a prompt is decided by `Router`.
+Ray starts replicas on one machine or several, replaces those that end, and adds and removes them as
+the queue grows and shrinks. `Router` decides which of them gets a prompt.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from .actor import MAX_ONGOING, Replica
 from .ray_router import PrefixRouter, Routing
 
 NAME = "engines"
-"""Of the application and of its deployment."""
+"""Name of the application and of its deployment."""
 LOOK_SECONDS = 0.5
-"""How often it is looked how many replicas run."""
+"""Seconds between two checks of how many replicas run."""
 MAX_TRIES = 3
-"""Replicas that a request may lose before it is given up."""
+"""Number of replicas that a request tries before it fails."""
 REPLICA_LOST = (RayActorError, ReplicaUnavailableError)
 DRAIN_SECONDS = 60.0
-"""For how long the requests of a replica that autoscaling takes away may go on."""
+"""Seconds that requests may go on in a replica that autoscaling removes."""
 DEFAULT_BLOCK_SIZE = 16
 QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
@@ -62,15 +62,15 @@ log = logging.getLogger(__name__)
 
 
 class Replicas:
-    """An `EngineClient` that spreads requests over replicas. To be left with `with`.
+    """An `EngineClient` that distributes requests over replicas. Use it in a `with` block.
 
     Args:
-        num_replicas: how many engines, or at least, with autoscaling.
-        address: of a Ray cluster; None starts one on this machine.
+        num_replicas: number of engines; with autoscaling, the lowest number.
+        address: address of a Ray cluster; None starts one on this machine.
         autoscaling: fields of Ray Serve's AutoscalingConfig; empty for a fixed number.
 
     Raises:
-        InputError: the engine could not be built as it was asked for.
+        InputError: the engine could not be built as requested.
     """
 
     def __init__(
@@ -96,26 +96,27 @@ class Replicas:
     # -- for HTTP, in its event loop ---------------------------------------------------------
 
     def add_requests(self, requests: list[EngineRequest]) -> None:
-        """Send each request to a replica, and follow what comes of it."""
+        """Send each request to a replica, and deliver its outputs."""
         for request in requests:
             task = asyncio.get_running_loop().create_task(self._follow(request))
             self._tasks[request.request_id] = task
             task.add_done_callback(partial(self._forget, request.request_id))
 
     def abort(self, request_id: str) -> None:
-        """End a request: its replica is told."""
+        """End a request, also in its replica."""
         if task := self._tasks.get(request_id):
             task.cancel()
 
     def end_completion(self, completion_id: str) -> None:
-        """End a completion: the replica that has it knows its id."""
+        """End a completion in the replica that has it. All are told; the others do not know its
+        id."""
         self._handle.broadcast("end_completion", (completion_id,))
 
     def watch(self, sink: StepSink | None) -> None:
-        """Not supported: there would be several engines on one page."""
+        """Do nothing: one page cannot show several engines."""
 
     def report(self) -> Future[list[EngineReport]]:
-        """The figures of all replicas that run."""
+        """Ask for a report of each running replica."""
         return asyncio.run_coroutine_threadsafe(self._ask_all(), asyncio.get_running_loop())
 
     async def _ask_all(self) -> list[EngineReport]:
@@ -123,7 +124,7 @@ class Replicas:
         return [each for each in replies if isinstance(each, EngineReport)]
 
     async def _follow(self, request: EngineRequest) -> None:
-        """Pass on what a replica brings; ask another if it ends before it has brought anything."""
+        """Deliver a replica's outputs. If it is lost before it has sent any, ask another one."""
         num_tokens = request.most_tokens(self.info.max_model_len)
         routing = Routing(self.info.num_kv_blocks, num_tokens)
         for num_tries in range(1, MAX_TRIES + 1):
@@ -159,7 +160,7 @@ class Replicas:
         """Serve until `stop`.
 
         Raises:
-            EngineDeadError: Ray has ended.
+            EngineDeadError: Ray does not answer any more.
         """
         self._deliver = deliver
         while not self._has_ended.wait(LOOK_SECONDS):
@@ -179,13 +180,13 @@ class Replicas:
 
     def __exit__(self, *error: object) -> None:
         if not self._is_ray_ours:
-            with contextlib.suppress(Exception):  # it may be Ray that has ended
+            with contextlib.suppress(Exception):  # Ray itself may have ended
                 serve.delete(NAME)
         ray.shutdown()
 
 
 def _start_ray(address: str | None, max_replicas: int) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nobody is told of it unasked
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics unasked
     num_cpus = None if address else max(max_replicas, os.cpu_count() or 1)
     ray.init(
         address or "local",
@@ -201,7 +202,7 @@ def _deploy(spec: EngineSpec, num_replicas: int, autoscaling: dict[str, Any]) ->
     """Start the replicas, and wait until they are ready.
 
     Raises:
-        InputError: an engine could not be built as it was asked for, or Ray takes no such setting.
+        InputError: an engine could not be built as requested, or Ray knows no such field.
     """
     has_gpus = ray.cluster_resources().get("GPU", 0) and spec.fields.get("device") != "cpu"
     number: dict[str, Any] = {"num_replicas": num_replicas}
@@ -218,7 +219,7 @@ def _deploy(spec: EngineSpec, num_replicas: int, autoscaling: dict[str, Any]) ->
     deployment = serve.deployment(
         Replica,
         name=NAME,
-        max_ongoing_requests=MAX_ONGOING,  # who waits, waits in the engine
+        max_ongoing_requests=MAX_ONGOING,  # requests wait in the engine
         ray_actor_options={"num_cpus": 1, "num_gpus": 1 if has_gpus else 0},
         request_router_config=router,
         max_constructor_retry_count=1,

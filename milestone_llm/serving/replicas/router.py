@@ -1,16 +1,15 @@
-"""Which replica gets a prompt: where its beginning is cached, unless that one is clearly busier.
+"""Choose a replica for a prompt: the one that caches its beginning, unless it is clearly busier.
 
     the prompt's blocks       h0      h1      h2      h3
-    known to be cached on     A B C   A B     A       -       the longest: A? B? C? anybody?
+    known to be cached on     A B C   A B     A       -       A has the longest beginning
 
-The router asks no engine. It remembers the blocks of the prompts that it has sent where, as many
-for a replica as the replica's cache has, and forgets the least recently used first, as caches do.
-So it may be wrong, and then a beginning is computed once more. The names of the blocks are the
-engine's own (`m4_prefix_chunked.prefix_cache`): a hash covers all that came before, and the
-`cache_salt`.
+The router does not ask the engines. It remembers for each replica the blocks of the prompts that it
+has sent there: as many as the replica's cache has, and it forgets the least recently used first, as
+caches do. So it may be wrong; then a beginning is computed again. Block hashes are the engine's own
+(`m4_prefix_chunked.prefix_cache`): a hash covers all blocks before it, and the `cache_salt`.
 
-Nothing here knows of processes, HTTP or tensors. It is not thread-safe: one thread or event loop
-owns a router.
+Nothing here knows processes, HTTP or tensors. A router is not thread-safe: it is used in one thread
+or event loop.
 """
 
 from __future__ import annotations
@@ -23,46 +22,47 @@ from dataclasses import dataclass, field
 
 BUSIER = 1.25
 """A replica is clearly busier when its outstanding tokens are above 1.25 times the mean of all
-replicas and one more prompt like this one: `outstanding > 1.25 * mean + num_tokens`.
+replicas plus one more prompt like this one: `outstanding > 1.25 * mean + num_tokens`.
 
-A queue varies by a quarter above the mean without any affinity; we allow at worst twice that, 1.5.
-The prompt itself is added because 1.25 times nothing is nothing: on idle replicas two questions to
-one document may run side by side where the document is. Tokens count, not requests: they are what a
-replica computes and keeps in memory."""
+Without any affinity, a queue varies by a quarter above the mean; we allow at worst twice that, 1.5.
+The prompt itself is added because 1.25 times 0 is 0: on idle replicas, two questions about one
+document may run at the same time on the replica that caches the document. Tokens count, not
+requests: tokens are what a replica computes and keeps in memory."""
 
 
 @dataclass
 class Replica:
-    """What the router knows of a replica."""
+    """What the router knows about a replica."""
 
     name: str
     num_outstanding: int = 0
     """Tokens of the requests that were sent there and have not finished."""
     blocks: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
-    """Names of blocks that should be cached there, least recently used first."""
+    """Hashes of blocks that should be cached there, least recently used first."""
 
     def num_cached(self, block_hashes: Sequence[bytes]) -> int:
-        """How many of a prompt's blocks, from the first, should be cached there.
+        """Return how many of a prompt's blocks, from the first, should be cached there.
 
-        Who has a block has those before it (`Router._remember`): known blocks come first.
+        A replica that has a block has those before it (`Router._remember`): known ones come first.
         """
         return bisect_left(block_hashes, True, key=lambda name: name not in self.blocks)
 
     @property
     def load(self) -> tuple[int, int]:
-        """The least comes first: outstanding tokens, and among equals who has most room."""
+        """Sort key, least busy first: outstanding tokens, and among equals the fewest remembered
+        blocks."""
         return self.num_outstanding, len(self.blocks)
 
 
 class Router:
-    """Chooses replicas.
+    """Chooses a replica for each prompt.
 
-    Every `choose` is to be followed by one `note_finished`, however the request ended, unless the
-    replica has been removed.
+    Call `note_finished` once for every `choose`, however the request ended, unless the replica has
+    been removed.
 
     Args:
         policy: `prefix`, or `round-robin` or `random` for comparison.
-        max_blocks: most blocks that are remembered of one replica: as many as its KV cache has.
+        max_blocks: most blocks remembered for one replica: as many as its KV cache has.
 
     Raises:
         ValueError: an unknown policy.
@@ -85,27 +85,27 @@ class Router:
     # -- replicas come and go ----------------------------------------------------------------
 
     def add(self, name: str) -> None:
-        """A replica can be chosen from now on. One that was restarted needs another name."""
+        """Add a replica. One that was restarted needs another name."""
         assert name not in self._replicas, f"replica {name!r} is there already"
         self._replicas[name] = Replica(name)
 
     def remove(self, name: str) -> None:
-        """A replica has gone, and its cache with it."""
+        """Forget a replica and its cache."""
         del self._replicas[name]
 
     @property
     def replicas(self) -> list[str]:
-        """Names of the replicas, in the order in which they came."""
+        """Names of the replicas, in the order in which they were added."""
         return list(self._replicas)
 
     # -- requests come and go ----------------------------------------------------------------
 
     def choose(self, block_hashes: Sequence[bytes], num_tokens: int) -> str:
-        """The replica that gets a prompt.
+        """Return the name of the replica that gets a prompt.
 
         Args:
-            block_hashes: names of the prompt's full blocks, in order: `hash_blocks(...)`.
-            num_tokens: tokens that the request brings: its prompt's, and those it may generate.
+            block_hashes: hashes of the prompt's full blocks, in order: `hash_blocks(...)`.
+            num_tokens: tokens of the request: its prompt's, and those it may generate.
 
         Raises:
             LookupError: there is no replica.
@@ -119,27 +119,28 @@ class Router:
         return replica.name
 
     def note_finished(self, name: str, num_tokens: int) -> None:
-        """A request has ended. Nothing happens if its replica has been removed meanwhile.
+        """Note that a request has ended. Does nothing if its replica has been removed.
 
         Args:
-            num_tokens: what `choose` was told.
+            num_tokens: the same number that `choose` got.
         """
         if (replica := self._replicas.get(name)) is not None:
             assert num_tokens <= replica.num_outstanding, "more has finished than was sent there"
             replica.num_outstanding -= num_tokens
 
     def num_outstanding(self, name: str) -> int:
-        """Tokens of the requests that were sent to a replica and have not finished."""
+        """Return the tokens of the requests that were sent to a replica and have not finished."""
         return self._replicas[name].num_outstanding
 
     def num_cached(self, name: str, block_hashes: Sequence[bytes]) -> int:
-        """How many of a prompt's blocks, from the first, should be cached on a replica."""
+        """Return how many of a prompt's blocks, from the first, should be cached on a replica."""
         return self._replicas[name].num_cached(block_hashes)
 
     # -- policies ----------------------------------------------------------------------------
 
     def _by_prefix(self, block_hashes: Sequence[bytes], num_tokens: int) -> Replica:
-        """Of those that are not clearly busier, one with the longest beginning."""
+        """Return a replica with the longest cached beginning, without those that are clearly
+        busier."""
         replicas = self._replicas.values()
         mean = sum(each.num_outstanding for each in replicas) / len(replicas)
         most = BUSIER * mean + num_tokens
@@ -155,9 +156,10 @@ class Router:
     # -- what it remembers -------------------------------------------------------------------
 
     def _remember(self, replica: Replica, block_hashes: Sequence[bytes]) -> None:
-        """The prompt's blocks will be cached on the replica, and older ones may have to go.
+        """Remember that the prompt's blocks will be cached on the replica; forget the oldest if too
+        many.
 
-        The last comes first, so that a block is always older than those before it and goes first.
+        Blocks are added last to first: each is then older than those before it, and goes first.
         """
         for block_hash in reversed(block_hashes[: self._max_blocks]):
             replica.blocks[block_hash] = None

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from m5_helpers import same_metadata
+from helpers.m5_models import same_metadata
 from m5_kernels.device_state import DeviceState
 from m5_kernels.kernels.expand_step import (
     append_sampled,

@@ -11,20 +11,20 @@ import pytest
 import torch
 
 from m5_kernels.decoder.linear import linear_torch
-from m5_kernels.extras.hopper import device as device_file
-from m5_kernels.extras.hopper import few_rows_linear as few_rows_file
-from m5_kernels.extras.hopper import hopper_linear as hopper_file
-from m5_kernels.extras.hopper.dot_linear import dot_linear
-from m5_kernels.extras.hopper.few_rows_linear import FewRowsLinear, should_use_hopper
-from m5_kernels.extras.hopper.few_rows_tiles import DotTile, dot_tile, fit_dot, hopper_tile
-from m5_kernels.extras.hopper.hopper_linear import hopper_linear
-from m5_kernels.extras.hopper.register_linear import register_linear
-from m5_kernels.extras.int8.hopper_int8 import hopper_int8
-from m5_kernels.extras.int8.hopper_int8_tiles import H200_INT8, HopperInt8Tile
-from m5_kernels.extras.int8.int8_linear import int8_linear
-from m5_kernels.extras.int8.int8_method import Int8Linear
-from m5_kernels.extras.int8.int8_tiles import Int8Tile
-from m5_kernels.extras.int8.int8_weight import Int8Weight, int8_linear_torch
+from m5_kernels.extras.devices import few_rows_linear as few_rows_file
+from m5_kernels.extras.devices import hopper_device as device_file
+from m5_kernels.extras.devices import hopper_linear as hopper_file
+from m5_kernels.extras.devices.dot_linear import dot_linear
+from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear, should_use_hopper
+from m5_kernels.extras.devices.few_rows_tiles import DotTile, dot_tile, fit_dot, hopper_tile
+from m5_kernels.extras.devices.hopper_linear import hopper_linear
+from m5_kernels.extras.devices.register_linear import register_linear
+from m5_kernels.extras.quantization.hopper_int8 import hopper_int8
+from m5_kernels.extras.quantization.hopper_int8_tiles import H200_INT8, HopperInt8Tile
+from m5_kernels.extras.quantization.int8_linear import int8_linear
+from m5_kernels.extras.quantization.int8_method import Int8Linear
+from m5_kernels.extras.quantization.int8_tiles import Int8Tile
+from m5_kernels.extras.quantization.int8_weight import Int8Weight, int8_linear_torch
 from m5_kernels.kernels.gpu_tiles import GPU
 from m5_kernels.kernels.launch import Launch
 from m5_kernels.kernels.pdl import EARLY, LATE, NEVER, supports_pdl

@@ -1,5 +1,5 @@
-"""The playground's answers in a browser, and files that the reader writes on its page: a scheduler
-of their own, and the courses' parts.
+"""The playground's answers in a browser, and the files that a reader edits on its page: a scheduler
+of their own, and the parts of a course.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ SCHEDULERS = [f"{milestone}/scheduler.py" for milestone in MILESTONES[:4]]
 
 
 class Files:
-    """Writes and checks them, and carries questions to the playground, as `server.py` does here.
+    """Answers the page, as `server.py` does without a browser, and saves and checks a reader's
+    files.
 
     Args:
-        root: of the engine's sources; a course's files are written there.
-        folder: where the reader's scheduler is written.
+        root: folder of the engine's sources; files of a course are written there.
+        folder: folder for the reader's scheduler.
     """
 
     def __init__(self, root: str = "/engine", folder: str = "/own") -> None:
@@ -40,21 +41,21 @@ class Files:
         }
 
     def answer(self, path: str, body: str) -> tuple[bool, str]:
-        """Whether all went well with this JSON, and the answer or what is wrong."""
+        """Return (True, the answer) or (False, the error) for a question with this JSON."""
         try:
             return True, {**self.playground.answers, **self.answers}[path](json.loads(body))
         except (ValueError, RecursionError) as error:  # bad input, no JSON, too long a number
             return False, str(error)
 
     def texts(self) -> dict[str, str]:
-        """What can be opened, as the reader finds it."""
+        """Return the files that can be opened, in their original form."""
         texts = {name: (self.root / name).read_text(encoding="utf-8") for name in SCHEDULERS}
         for name in COURSES:
             texts |= Course.named(name).texts()
         return texts
 
     def write(self, data: Mapping[str, str]) -> str:
-        """Save the reader's copy of a milestone's scheduler: the playground runs it from now on."""
+        """Save the reader's copy of a milestone's scheduler. From now on the playground runs it."""
         path = self.folder / Path(data["name"]).parent / "scheduler.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(data["text"], encoding="utf-8")
@@ -63,7 +64,7 @@ class Files:
         return self.playground.file.milestone if self.playground.file else ""
 
     def check(self, data: Mapping[str, Any]) -> str:
-        """Check a course's steps, up to the first that fails, with files by name."""
+        """Save files by name, and check a course's steps up to the first that fails."""
         course = Course.named(data["course"])
         for name, text in data["files"].items():
             (self.root / name).write_text(text, encoding="utf-8")

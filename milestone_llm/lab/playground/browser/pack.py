@@ -1,9 +1,9 @@
 """A folder with the playground: `python -m milestone_llm.lab.playground.browser.pack FOLDER`
 
 Any web server can serve it, at any path: `Playground` runs in the reader's browser, in Python for
-WebAssembly (Pyodide). npm brings that, and pip its libraries, in the versions that
-constraints-browser.txt names; they are kept in runs/browser. All of it is compiled beforehand: that
-saves two thirds of the seconds until Python is there.
+WebAssembly (Pyodide). npm downloads Pyodide and pip its libraries, in the versions of
+constraints-browser.txt; they are kept in runs/browser. Everything is compiled beforehand, which
+saves two thirds of the seconds until Python has started.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pathlib import Path
 
 from exercises.build.check import Course
 from milestone_llm import MILESTONES
-from milestone_llm.command.cli import Formatter, ended_in_one_line
-from milestone_llm.command.consoles import console
+from milestone_llm.cli import Formatter, ended_in_one_line
+from milestone_llm.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.playground.service import Playground, presets
 
@@ -39,7 +39,7 @@ POLICY = {"trusted-types": "python", "worker-src": "'self'", "script-src": "'sel
 
 
 def has_npm() -> bool:
-    """Whether a playground can be packed on this machine."""
+    """Return whether a playground can be packed on this machine."""
     return shutil.which("npm") is not None and shutil.which("node") is not None
 
 
@@ -47,7 +47,7 @@ def pack(folder: Path) -> None:
     """Write the folder anew.
 
     Raises:
-        InputError: the folder is something else, or as `fetched_runtime`.
+        InputError: the folder has other content, or see `fetched_runtime`.
     """
     if folder.exists() and not (folder / "answers.json").exists():
         raise InputError(f"{folder} is there, and is no playground: choose another folder")
@@ -64,10 +64,10 @@ def pack(folder: Path) -> None:
 
 
 def fetched_runtime() -> Path:
-    """A folder with npm's and pip's packages, and in `site` what is compiled of them.
+    """Return a folder with npm's and pip's packages; its folder `site` has the compiled files.
 
     Raises:
-        InputError: npm is not there, or it or pip cannot bring what is wanted.
+        InputError: npm is not installed, or npm or pip fails.
     """
     if not has_npm():
         raise InputError("the playground for a browser wants npm and Node: https://nodejs.org")
@@ -103,14 +103,14 @@ def fetched_runtime() -> Path:
         for file_name in RUNTIME:
             shutil.copy(came / file_name, made / "pyodide")
         bundle = [str(kept / "node_modules/.bin/esbuild"), "--bundle", "--minify", "--format=esm"]
-        shutil.copy(EDITOR, kept)  # where it finds the packages
+        shutil.copy(EDITOR, kept)  # it finds the packages there
         _run([*bundle, str(kept / EDITOR.name), f"--outfile={made / EDITOR.name}"])
         shutil.copytree(made, kept / "site")
     return kept
 
 
 def _recorded_answers() -> list[str]:
-    """What the playground answers to each preset."""
+    """Return the playground's answer to each preset."""
     answer = Files(str(ROOT)).answer
     answer("/files", "null")
     answer("/trace", json.dumps(presets()[0]))  # so that all modules that it needs are imported
@@ -118,7 +118,7 @@ def _recorded_answers() -> list[str]:
 
 
 def _write_engine(kept: Path, file: Path) -> None:
-    """Pack the modules of the project that answering has imported, with their sources."""
+    """Pack the project's modules that answering has imported, with their sources."""
     packages = {"milestone_llm", "exercises", *MILESTONES}
     names = [name for name in sys.modules if name.partition(".")[0] in packages]
     files = [getattr(sys.modules[name], "__file__", None) for name in names]
@@ -134,7 +134,7 @@ def _write_engine(kept: Path, file: Path) -> None:
 
 
 def _compile(kept: Path, *folders: tuple[Path, str, bool]) -> None:
-    """Folders, where they will be, and whether sources stay in them."""
+    """Compile folders, given as (folder, path in the browser, whether sources stay in it)."""
     jobs = [
         {"root": str(root), "place": place, "has_sources": has_sources}
         for root, place, has_sources in folders
@@ -158,7 +158,7 @@ def _zip(folder: Path, file: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line. Returns the exit status."""
+    """Run the command line. Returns the exit status."""
     name = "python -m milestone_llm.lab.playground.browser.pack"
     parser = argparse.ArgumentParser(name, description=__doc__, formatter_class=Formatter)
     parser.add_argument("folder", type=Path, help="it is written anew")

@@ -7,8 +7,8 @@ import copy
 import pytest
 import torch
 
+from helpers.m5_models import same_metadata
 from m4_prefix_chunked.ngram import NgramProposer
-from m5_helpers import same_metadata
 from m5_kernels.device_state import DeviceState
 from m5_kernels.extras.spec_decode.draft_tokens import (
     MAX_DRAFTS,

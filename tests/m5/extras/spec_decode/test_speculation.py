@@ -15,10 +15,10 @@ import pytest
 
 import m4_prefix_chunked
 import m5_kernels
-from engine_helpers import assert_empty, greedy, make_engine, random_prompts, tiny_model
+from helpers.engines import assert_empty, greedy, make_engine, random_prompts, tiny_model
+from helpers.m5_models import RecomputedGraphs, circling, facts, nearly, workload
 from m1_single import SamplingParams
 from m4_prefix_chunked.ngram import NgramProposer
-from m5_helpers import RecomputedGraphs, circling, facts, nearly, workload
 from m5_kernels.decoder.hf_decoder import HFDecoder
 from m5_kernels.extras.spec_decode.spec_decode_runner import shape_of
 from m5_kernels.step_graphs import MAX_CHUNKS

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import m5_kernels
-import rank_programs
-from forked import process
+from helpers import rank_programs
+from helpers.forked import process
+from helpers.servers import save_tiny_model
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.extras.tensor_parallel.rank_shard import RankShard
 from m5_kernels.extras.tensor_parallel.ranks import _meeting_point
 from milestone_llm.models.tiny_models import build_tiny_model
-from serving_helpers import save_tiny_model
 
 needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 

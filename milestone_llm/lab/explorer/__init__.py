@@ -1,0 +1,1 @@
+"""Makes a page from a run's records that replays the run."""

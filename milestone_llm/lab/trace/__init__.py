@@ -1,1 +1,0 @@
-"""Records of a run, made into a page that replays it."""

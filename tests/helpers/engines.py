@@ -1,0 +1,244 @@
+"""Helpers for tests of engines: tiny models, Hugging Face as the oracle, a runner without a model.
+
+Models are in float64. Then another order of summation changes a logit by 1e-15 instead of 1e-6, so
+that no near tie between two tokens makes a test fail once in a thousand runs.
+
+Functions import torch and transformers only where they need them: a scheduler's test is quick.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import m1_single
+import m2_batching
+import m3_paged
+import m4_prefix_chunked
+import m5_kernels
+from m1_single import RequestOutput, SamplingParams
+from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.plan import LaunchedStep, StepPlan
+from milestone_llm.core.request import Request
+from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, build_tiny_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+PACKAGES: list[Any] = [m1_single, m2_batching, m3_paged, m4_prefix_chunked, m5_kernels]
+"""Every milestone so far: `every_milestone` tests hold for all of them."""
+every_milestone = pytest.mark.parametrize(
+    "package", PACKAGES, ids=[package.__name__ for package in PACKAGES]
+)
+
+
+# --- models and the oracle ----------------------------------------------------------------------
+
+
+@functools.cache
+def tiny_model(family: str = "llama", **config_overrides: Any) -> PreTrainedModel:
+    """A tiny model in float64, shared by all tests. Do not change it."""
+    return build_tiny_model(family, **config_overrides).double()
+
+
+PROBED: set[Any] = set()
+"""Milestones that have checked the shared model."""
+
+
+def make_engine(package: Any, model: Any = None, **fields: Any) -> Any:
+    """Return an engine of a milestone on a tiny model. It checks its invariants after every
+    step."""
+    fields = {"max_num_seqs": 4, "check_invariants": True, **fields}
+    if model is not None:
+        return package.LLMEngine(model, **fields)
+    with pytest.MonkeyPatch.context() as patch:
+        if package in PROBED:  # the check takes longer than making an engine
+            probe = "check_padded" if package is m1_single else "check_flat"
+            patch.setattr(f"{package.__name__}.engine.{probe}", lambda model: None)
+            patch.setattr("m5_kernels.decoder.load.check_logits", lambda *given: None)
+        engine = package.LLMEngine(tiny_model(), **fields)
+    PROBED.add(package)
+    return engine
+
+
+def greedy(max_tokens: int = 8, **params: Any) -> SamplingParams:
+    """Return sampling parameters: the likeliest token each time, EOS ignored."""
+    return SamplingParams(temperature=0, max_tokens=max_tokens, **{"ignore_eos": True, **params})
+
+
+def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
+    """Return prompts of these lengths. Token ids 0..2 (pad, BOS, EOS) may be in them: all are
+    allowed."""
+    rng = random.Random(seed)
+    return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in lengths]
+
+
+@functools.cache
+def _hf_continuation(family: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    no_token = VOCAB_SIZE
+    return hf_generate(tiny_model(family), list(prompt), max_tokens, eos_token_id=no_token)
+
+
+def hf_greedy(family: str, prompt: Sequence[int], max_tokens: int = 12) -> list[int]:
+    """Return the output of Hugging Face's `generate`, past EOS. At most 12 tokens, cached."""
+    assert max_tokens <= 12
+    return _hf_continuation(family, tuple(prompt), 12)[:max_tokens]
+
+
+def hf_generate(model: Any, prompt: list[int], max_tokens: int, **options: Any) -> list[int]:
+    """Return greedy tokens of `generate` for one prompt.
+
+    The attention mask matters: without it, pad ids inside a prompt are treated as padding.
+    """
+    import torch
+
+    input_ids = torch.tensor([prompt], device=model.device)
+    output = model.generate(
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        max_new_tokens=max_tokens,
+        do_sample=False,
+        pad_token_id=0,
+        **options,
+    )
+    return output[0, len(prompt) :].tolist()
+
+
+@functools.cache
+def hf_generate_once(model: Any, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    """Cache `hf_generate` for the slow model: it is computed once for all milestones."""
+    return hf_generate(model, list(prompt), max_tokens)
+
+
+@functools.cache
+def word_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a tokenizer with one word a token: "w7 w12" is [7, 12], and decoding reverses it."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {f"w{token_id}": token_id for token_id in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.decoder = decoders.WordPiece(prefix="##", cleanup=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+def as_text(token_ids: Sequence[int]) -> str:
+    """Return these tokens as `word_tokenizer` writes them."""
+    return " ".join(f"w{token_id}" for token_id in token_ids)
+
+
+# --- driving an engine --------------------------------------------------------------------------
+
+
+def run_to_end(engine: Any) -> dict[str, RequestOutput]:
+    """Step until nothing is left. Returns final outputs by request id."""
+    final = {}
+    for _ in range(100_000):
+        if not engine.has_unfinished_requests():
+            return final
+        for output in engine.step():
+            if output.finished:
+                final[output.request_id] = output
+    raise AssertionError("no progress")
+
+
+def assert_empty(engine: Any) -> None:
+    """Assert that no request and no KV memory is left."""
+    assert not engine.has_unfinished_requests()
+    stats = engine.stats()
+    assert (stats["waiting"], stats["running"], stats["kv"]["used"]) == (0, 0, 0)
+    engine.scheduler.check_invariants()
+
+
+def break_at_call(
+    monkeypatch: pytest.MonkeyPatch,
+    target: Any,
+    method: str,
+    numbers: set[int],
+    error: BaseException,
+) -> None:
+    """Let these calls of a method raise after they have done their work, such as writing KV.
+
+    Args:
+        method: name of a method of `target`; "wait" is that of the steps that a runner launches.
+        numbers: numbers of the calls; the first is 1.
+    """
+    calls = itertools.count(1)
+
+    def breaking(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            result = work(*arguments)
+            if next(calls) in numbers:
+                raise error
+            return result
+
+        return call
+
+    if method != "wait":
+        monkeypatch.setattr(target, method, breaking(getattr(target, method)))
+        return
+    launch = target.launch
+    monkeypatch.setattr(target, "launch", lambda plan: LaunchedStep(breaking(launch(plan).wait)))
+
+
+# --- driving a scheduler without a model --------------------------------------------------------
+
+
+def make_request(
+    name: str, num_prompt_tokens: int = 4, max_tokens: int = 3, *, arrival: int = 0, **fields: Any
+) -> Request:
+    """Return a request with a prompt of zeros that needs `max_tokens` tokens."""
+    params = SamplingParams(max_tokens=max_tokens)
+    return Request(name, [0] * num_prompt_tokens, params, arrival=arrival, **fields)
+
+
+class FakeRunner:
+    """Samples token 5 for every request that samples, or EOS for those in `stopping`. No KV
+    memory."""
+
+    def __init__(self) -> None:
+        self.stopping: set[str] = set()
+
+    def run(self, plan: StepPlan) -> dict[str, list[SampledToken]]:
+        """Return one token for each request that samples."""
+        due = [request.request_id for row in plan.rows for request in row.sampling_requests]
+        return {name: [SampledToken(EOS_TOKEN_ID if name in self.stopping else 5)] for name in due}
+
+
+def describe(plan: StepPlan) -> str:
+    """Return a plan as a line: `a[0:4] b[7:8]`; a padding row is `(a)`."""
+    return " ".join(
+        f"({row.request.request_id})"
+        if row.is_padding
+        else f"{row.request.request_id}[{row.start}:{row.end}]"
+        for row in plan.rows
+    )
+
+
+def scripted_steps(
+    scheduler: Any, arrivals: Mapping[int, Sequence[Request]], runner: FakeRunner | None = None
+) -> Iterator[StepPlan]:
+    """Add requests before the given step, and yield each plan after it has been computed."""
+    runner, last, step = runner or FakeRunner(), max(arrivals, default=0), 0
+    num_arrived = 0
+    while step <= last or scheduler.has_unfinished_requests():
+        for request in arrivals.get(step, ()):
+            request.arrival, num_arrived = num_arrived, num_arrived + 1
+            scheduler.add(request)
+        if scheduler.has_unfinished_requests():
+            plan = scheduler.schedule()
+            scheduler.update(plan, runner.run(plan))
+            scheduler.check_invariants()
+            yield plan
+        step += 1
+
+
+def plan_lines(scheduler: Any, arrivals: Mapping[int, Sequence[Request]]) -> list[str]:
+    """Return the plans of scripted arrivals: one line a step."""
+    return [describe(plan) for plan in scripted_steps(scheduler, arrivals)]

@@ -1,0 +1,121 @@
+"""Every family of transformers is served right or refused; nothing comes out wrong.
+
+The quick part takes the families that once gave wrong tokens or raw errors, and those that most
+people use; `STORM=1` takes all of them, a few minutes. `python -m milestone_llm.lab.families`
+prints the same as a table.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from milestone_llm import MILESTONES
+from milestone_llm.lab.families import VARIANTS, Outcome, family_names, try_family
+
+IS_STORM = bool(os.environ.get("STORM"))
+FIRST_AND_SECOND = ("m1_single", "m2_batching")
+
+SERVED = ["llama", "qwen2", "mixtral", "gemma3_text", "olmo2", "glm4", "phi3", "gpt_neox"]
+NOT_BY_M2 = {
+    "diffllama": "not called once in each of its 4 layers",
+    "doge": "a sliding window of 8 that attention is not told of",
+    "gemma2": "soft-capping",
+    "gpt_oss": "attention sinks",
+    "jetmoe": "keys and values of shapes",
+    "nemotron": "hand no keywords",
+    "bloom": "cannot be replaced",
+}
+NOT_AT_ALL = {
+    "lfm2": "conv",
+    "minimax": "linear_attention",
+    "recurrent_gemma": "linear_attention|other logits|not called once",
+    "mamba": "linear_attention",
+    "bigbird_pegasus": "other logits",
+    "rwkv": "other logits|not one shape",
+    "prophetnet": "other logits|cannot be replaced",
+}
+"""What their refusal says; with some versions of transformers one, with others another."""
+
+
+def outcome(name: str, milestone: str, **overrides: Any) -> Outcome:
+    found = try_family(name, [milestone], **overrides)[milestone]
+    assert found.kind in ("equal", "refused", "not built"), f"{name}: {found}"
+    return found
+
+
+def skip_unless_known(name: str) -> None:
+    if name not in family_names():
+        pytest.skip(f"this transformers has no {name}")
+
+
+@pytest.mark.parametrize("milestone", ["m1_single", "m2_batching", "m5_kernels"])
+@pytest.mark.parametrize("name", SERVED)
+def test_common_families_give_the_tokens_of_generate(name: str, milestone: str) -> None:
+    skip_unless_known(name)
+    assert outcome(name, milestone).kind == "equal"
+
+
+@pytest.mark.parametrize(
+    ("name", "milestone", "features"),
+    [
+        *((name, "m2_batching", NOT_BY_M2[name]) for name in NOT_BY_M2),
+        *((n, each, NOT_AT_ALL[n]) for n in NOT_AT_ALL for each in FIRST_AND_SECOND),
+    ],
+)
+def test_state_and_attention_of_other_kinds_are_refused_by_name(
+    name: str, milestone: str, features: str
+) -> None:
+    skip_unless_known(name)
+    found = outcome(name, milestone)
+    assert found.kind == "refused"
+    assert any(feature in found.detail for feature in features.split("|")), found.detail
+
+
+@pytest.mark.parametrize("name", ["bloom", "granite_swa", "llama"])
+def test_padding_that_becomes_nan_is_refused_by_m1(name: str) -> None:
+    """A mask of the lowest float64 is -inf in a softmax in float32: all masked, a row is NaN."""
+    skip_unless_known(name)
+    found = outcome(name, "m1_single", **VARIANTS["float64 and eager"])
+    assert found.kind == "refused"
+    assert "no numbers in a padded batch" in found.detail or "only NaN" in found.detail
+    assert "torch.float64" in found.detail
+
+
+@pytest.mark.parametrize("milestone", FIRST_AND_SECOND)
+@pytest.mark.parametrize("name", ["mistral", "gemma3_text"])
+def test_a_window_of_two_is_served(name: str, milestone: str) -> None:
+    skip_unless_known(name)
+    for variant in ("a window of 2", "a window of 7"):
+        assert outcome(name, milestone, **VARIANTS[variant]).kind == "equal"
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"hidden_act": "gelu"}, {"pretraining_tp": 2}], ids=["gelu", "pretraining_tp"]
+)
+def test_m5_serves_what_only_hugging_faces_modules_can_compute(overrides: dict[str, Any]) -> None:
+    assert outcome("llama", "m5_kernels", **overrides).kind == "equal"
+
+
+in_storms = pytest.mark.parametrize(
+    "name",
+    family_names()
+    if IS_STORM
+    else [pytest.param("all", marks=pytest.mark.skip(reason="families take minutes: STORM=1"))],
+)
+"""For every family that this release of transformers has."""
+
+
+@in_storms
+def test_every_family_is_equal_or_refused(name: str) -> None:
+    for milestone, found in try_family(name, MILESTONES).items():
+        assert found.kind in ("equal", "refused", "not built"), f"{milestone}: {found}"
+
+
+@pytest.mark.parametrize("variant", VARIANTS if IS_STORM else ["float64"])
+@in_storms
+def test_every_variant_of_a_family_is_equal_or_refused(name: str, variant: str) -> None:
+    for milestone, found in try_family(name, FIRST_AND_SECOND, **VARIANTS[variant]).items():
+        assert found.kind in ("equal", "refused", "not built"), f"{milestone}: {found}"
