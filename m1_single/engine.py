@@ -23,7 +23,8 @@ class LLMEngine(BaseEngine):
         model: Hugging Face id or local folder, GGUF file, "smollm2-135m", "tiny-llama" (random
             weights; also other families), or a ready `PreTrainedModel`.
         tokenizer: for a ready model; without one prompts are token ids and `text` stays empty.
-        runner: computes the steps in place of the milestone's own, without a model, for instance.
+        runner: computes the steps in place of the milestone's own runner, without a model for
+            instance.
         fields: fields of `EngineConfig`.
 
     Raises:

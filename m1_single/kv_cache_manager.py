@@ -4,7 +4,7 @@
     row 1   |. . P P P d - -|    . left padding, - its request is finished
              width 8             all of it is freed at once, when the last request is done
 
-Hugging Face's cache holds it and grows as needed; this is only the bookkeeping.
+Hugging Face's cache holds the KV and grows as needed; this file is only the bookkeeping.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class KVCacheManager:
 
     def __init__(self) -> None:
         self.events: list[KVEvent] = []
-        """Nothing happens that a trace could show."""
+        """Stays empty: nothing happens that a trace could show."""
         self.reset()
 
     def reset(self) -> None:
@@ -39,8 +39,12 @@ class KVCacheManager:
         """Give every row room for one more token."""
         self.width += 1
 
+    def blocks_of(self, request: Request) -> list[int]:
+        """Return nothing: Hugging Face's cache knows where a row's KV is."""
+        return []
+
     def free(self, request: Request) -> None:
-        """Take back nothing until the last row is done; then all of it."""
+        """Take back nothing until the last row is done; then take back the whole batch."""
         if all(row.is_finished for row in self.rows):
             self.reset()
 

@@ -4,7 +4,7 @@ prompts, left-padded so that every row ends in the same column        decode ste
 r0  . . . . . a b c                                                   | d e - - -
 r1  . . f g h i j k                                                   | l m n o p
 r2  q r s t u v w x                                                   | y z ...
-    '.' is masked out by attention_mask            '-' is a finished row, computed in vain
+    '.' is masked out by attention_mask            '-' is a finished row, wasted work
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class ModelRunner:
         self.past_key_values = None
 
     def _start_batch(self, plan: StepPlan) -> torch.Tensor:
-        """A new cache, and the prompts as `[num_rows, longest_prompt]`, padded on the left."""
+        """Make a new cache. Return the prompts as `[num_rows, longest_prompt]`, padded on the
+        left."""
         width = max(row.num_new_tokens for row in plan.rows)
         input_ids = torch.zeros(len(plan.rows), width, dtype=torch.long)
         attention_mask = torch.zeros_like(input_ids)
@@ -79,9 +80,9 @@ class ModelRunner:
         return input_ids.to(self.device)
 
     def _extend_batch(self, plan: StepPlan) -> torch.Tensor:
-        """The last token of every row as `[num_rows, 1]`; finished rows repeat theirs."""
+        """Return the last token of every row as `[num_rows, 1]`; finished rows repeat theirs."""
         last_tokens = torch.tensor([[row.request.token_ids[-1]] for row in plan.rows])
-        # Masked, padding also keeps its position, which might grow past those the model has.
+        # Masked padding keeps its position, which might else grow past the model's last one.
         is_real = torch.tensor([[int(not row.is_padding)] for row in plan.rows])
         self.attention_mask = torch.cat([self.attention_mask, is_real.to(self.device)], dim=1)
         return last_tokens.to(self.device)

@@ -20,7 +20,7 @@ from .kv_cache_manager import KVCacheManager
 
 
 class Scheduler(BaseScheduler):
-    """First come, first served, a whole batch at a time."""
+    """Serves requests first come, first served, a whole batch at a time."""
 
     kv: KVCacheManager
 
@@ -44,7 +44,8 @@ class Scheduler(BaseScheduler):
         return plan
 
     def reason_to_wait(self, request: Request) -> str | None:
-        """Why a request cannot join the batch; None if it can, which is so before it has run."""
+        """Return why a request cannot join the batch; None if it can. No request joins a batch that
+        has run."""
         if self.kv.rows:
             return f"the batch of {len(self.kv.rows)} runs until its last request is done"
         num_rows = len(self.running)
@@ -57,7 +58,8 @@ class Scheduler(BaseScheduler):
         return None
 
     def _form_batch(self) -> list[Request]:
-        """Take waiting requests, first come first served, while padded they fit in one step."""
+        """Take waiting requests, first come first served, as long as they fit padded into one
+        step."""
         while self.waiting and self.reason_to_wait(self.waiting.peek()) is None:
             request = self.waiting.pop()
             request.become(RequestStatus.RUNNING)

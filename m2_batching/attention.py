@@ -1,5 +1,5 @@
-"""Selective batching (Orca, section 3, S2): only attention looks across tokens, so it alone is
-taken request by request; all else sees one flat `[1, num_tokens]` batch.
+"""Selective batching (Orca, section 3, S2): only attention looks across tokens, so only attention
+is computed request by request; all else sees one flat `[1, num_tokens]` batch.
 
     tokens   | d0 d1 d2 | p p p p p p | q q q q |     one row of hidden states, no padding
                decode     prefill      prefill
@@ -31,10 +31,10 @@ NAME = "region_attention"
 class DecodeBatch:
     """The entries of the one call for decode rows, in an order that a CPU computes fastest.
 
-    Rows in any regions have an entry each, and copies of their keys and values. Where most of the
-    regions in use decode, copying is dearer than attention: every region in use is an entry then,
-    read where it lies, and queries go to their regions and outputs back. Rows that lie in regions
-    0, 1, 2 ... need not even that, nor a mask where their contexts are equally long.
+    In general each row has an entry, with a copy of its region's keys and values. Where most of the
+    regions in use decode, copying costs more than attention. Then every region in use is an entry
+    and is read in place: queries move to the entries of their regions, and outputs move back. Rows
+    in the regions 0, 1, 2 ... need no moves either, and no mask if their contexts are equally long.
     """
 
     num_entries: int
@@ -46,12 +46,12 @@ class DecodeBatch:
     """`[num_decode_rows]`"""
     max_context_len: int
     is_uniform: bool
-    """Whether every row may see all that is read."""
+    """Whether every row may see all positions that are read."""
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, regions: list[int], context_lens: list[int], device: torch.device) -> DecodeBatch:
-        """The batch of rows in these regions with contexts of these lengths."""
+        """Return the batch of rows in these regions, with contexts of these lengths."""
         num_rows, num_in_use = len(regions), max(regions, default=-1) + 1
         row_regions = torch.tensor(regions, device=device)
         is_aligned = regions == list(range(num_rows))
@@ -66,7 +66,7 @@ class DecodeBatch:
         )
 
     def to_entries(self, rows: torch.Tensor) -> torch.Tensor:
-        """What belongs to each row, `[num_decode_rows, ...]`, at its entry; zeros at others."""
+        """Move each row of `[num_decode_rows, ...]` to its entry; other entries get zeros."""
         if self.entry_of_row is None:
             return rows
         entries = rows.new_zeros(self.num_entries, *rows.shape[1:])
@@ -74,13 +74,13 @@ class DecodeBatch:
         return entries
 
     def to_rows(self, entries: torch.Tensor) -> torch.Tensor:
-        """What belongs to each entry, in the order of rows."""
+        """Move entries back into the order of rows."""
         return entries if self.entry_of_row is None else entries[self.entry_of_row]
 
     def mask(self, sliding_window: int | None) -> torch.Tensor | None:
-        """Which entry may see which position: `[num_entries, 1, 1, max_context_len]`, bool.
+        """Return which entry may see which position: `[num_entries, 1, 1, max_context_len]`, bool.
 
-        None where everybody may see all: a request alone, or some that are equally long.
+        None if every entry may see all: one request alone, or several that are equally long.
         """
         is_windowed = sliding_window is not None and sliding_window < self.max_context_len
         if self.is_uniform and not is_windowed:
@@ -93,14 +93,14 @@ class DecodeBatch:
                 mask &= position >= end - sliding_window
             mask = self.to_entries(mask)
             if self.entry_of_row is not None:
-                mask[:, 0] |= ~mask.any(dim=1)  # an entry without a row must see something, too
+                mask[:, 0] |= ~mask.any(dim=1)  # an entry without a row must also see a position
             self._masks[sliding_window] = mask[:, None, None, :]
         return self._masks[sliding_window]
 
 
 @dataclass
 class AttentionMetadata:
-    """What attention must know of a step; made once, used by every layer.
+    """A step's data for attention; made once, used by every layer.
 
     Tokens are ordered decode rows first: token i of the decode rows belongs to `decode_regions[i]`.
     """
@@ -122,7 +122,7 @@ class AttentionMetadata:
 
     @classmethod
     def build(cls, rows: list[ScheduledRequest], cache: RegionCache) -> AttentionMetadata:
-        """Metadata of a step whose rows are ordered decode first."""
+        """Return the metadata of a step whose rows are ordered decode first."""
         device = cache.keys[0].device
         decode = [row for row in rows if row.phase == "decode"]
         decode_regions = [row.blocks[0] for row in decode]
@@ -157,7 +157,7 @@ def region_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that Hugging Face's modules call, once a layer.
+    """Compute attention. Hugging Face's modules call this function, once a layer.
 
     Args:
         query: `[1, num_heads, num_tokens, head_dim]`.
@@ -197,11 +197,12 @@ def _decode(
     scaling: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """One query a row against its region: `[num_decode_rows, num_heads, head_dim]` in and out."""
+    """Attend with one query a row to its region: `[num_decode_rows, num_heads, head_dim]` in and
+    out."""
     num_rows, num_heads, head_dim = query.shape
     keys, values = meta.cache.keys[layer], meta.cache.values[layer]
     num_kv_heads = keys.shape[1]
-    # The query heads that share a KV head (GQA) stand where a sequence of queries would.
+    # The query heads that share a KV head (GQA) take the dimension of a sequence of queries.
     query = query.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     batch, context = meta.decode_batch, slice(0, meta.max_decode_context_len)
     output = F.scaled_dot_product_attention(
@@ -221,11 +222,14 @@ def causal_attention(
     scaling: float,
     sliding_window: int | None = None,
 ) -> torch.Tensor:
-    """A row whose queries are the last of its keys: `[num_queries, num_heads, head_dim]`.
+    """Attend causally in a row whose queries are at the positions of its last keys.
 
     Args:
         query: `[1, num_heads, num_queries, head_dim]`.
         key: `[1, num_kv_heads, context_len, head_dim]`; `value` likewise.
+
+    Returns:
+        `[num_queries, num_heads, head_dim]`.
     """
     num_queries, context_len = query.shape[2], key.shape[2]
     is_square = num_queries == context_len

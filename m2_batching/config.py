@@ -1,4 +1,4 @@
-"""What M2 adds to the configuration: in which order requests are served."""
+"""M2's additions to the configuration: in which order requests are served."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class EngineConfig(base.EngineConfig):
     policy: str = "fcfs"
     """"fcfs": first come, first served. "priority": by (priority, arrival), lower is sooner."""
     aging_seconds: float | None = None
-    """With "priority": whoever waits so long counts as more urgent by 1, and so on, so that nobody
-    starves. None: nobody ages."""
+    """Under "priority", a request becomes more urgent by 1 each time it has waited this long, so
+    that none starves. None: waiting does not count."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -28,7 +28,7 @@ class EngineConfig(base.EngineConfig):
                 raise InputError(f"aging_seconds must be above 0, got {self.aging_seconds}")
             if self.policy != "priority":
                 raise InputError('aging_seconds is for policy="priority": under "fcfs" nobody ages')
-        # Each running request needs a token of a step; in chunks, one without a token waits.
+        # Each running request needs a token of each step; with chunked prefill it could wait.
         if not self.has_chunked_prefill and self.max_num_batched_tokens < self.max_num_seqs:
             raise InputError(
                 f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "

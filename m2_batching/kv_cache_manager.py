@@ -39,7 +39,7 @@ class KVCacheManager:
         return bool(self.free_regions)
 
     def describe(self, request: Request) -> str:
-        """How much is wanted and how much there is, for people."""
+        """Return how much is wanted and how much there is, in words for people."""
         return f"a request needs a region, {len(self.free_regions)} of {self.num_regions} are free"
 
     def allocate(self, request: Request) -> None:
@@ -49,7 +49,7 @@ class KVCacheManager:
         self.events.append(KVEvent("alloc", request.request_id, [region]))
 
     def blocks_of(self, request: Request) -> list[int]:
-        """Where the request's KV is: its region."""
+        """Return where the request's KV is: its region."""
         return [self.regions[request.request_id]]
 
     def free(self, request: Request) -> None:
@@ -60,7 +60,7 @@ class KVCacheManager:
             self.events.append(KVEvent("free", request.request_id, [region]))
 
     def reset(self) -> None:
-        """Take all regions back, in whatever state the books are."""
+        """Take all regions back, even if the bookkeeping is broken."""
         for request_id, region in self.regions.items():
             self.events.append(KVEvent("free", request_id, [region]))
         self.regions = {}

@@ -15,7 +15,7 @@ class RegionCache:
     """Keys and values of all layers, written token by token, read region by region.
 
     Raises:
-        InputError: they would not fit into memory.
+        InputError: the tensors would not fit into memory.
     """
 
     def __init__(self, model: PreTrainedModel, num_regions: int, max_model_len: int) -> None:
@@ -39,9 +39,9 @@ class RegionCache:
         self._num_written = [0] * num_regions
 
     def begin(self, region: int, num_tokens: int) -> None:
-        """A request begins in a region with its first `num_tokens` tokens.
+        """Begin a request in a region with its first `num_tokens` tokens.
 
-        What an earlier one left behind them becomes zeros: it may hold a NaN.
+        Values of an earlier request after these tokens become zeros: they may hold a NaN.
         """
         stale = slice(num_tokens, self._num_written[region])
         if stale.start < stale.stop:

@@ -1,4 +1,4 @@
-"""Runs a step as one flat `[1, num_tokens]` batch: no padding, prefill and decode side by side."""
+"""Runs a step as one flat `[1, num_tokens]` batch: no padding, prefill and decode together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from . import attention
 from .region_cache import RegionCache
 
 SampleRows = Callable[[Sequence[ScheduledRequest], torch.Tensor], dict[str, list[SampledToken]]]
-"""`sample_rows`, or what takes its place."""
+"""`sample_rows`, or a function that takes its place."""
 
 
 class ModelRunner:
@@ -39,11 +39,12 @@ class ModelRunner:
         return LaunchedStep(lambda: sampled)
 
     def reset(self) -> None:
-        """Nothing to do: the next owner of a region finds zeros behind its own tokens."""
+        """Do nothing: `begin` puts zeros after the tokens of a region's next owner."""
 
 
 def decode_rows_first(plan: StepPlan) -> list[ScheduledRequest]:
-    """The rows of a plan in the order in which they are computed: first those of one token."""
+    """Return the rows of a plan in the order in which they are computed: first decode rows of one
+    token."""
     return sorted(plan.rows, key=lambda row: row.phase != "decode" or row.num_new_tokens > 1)
 
 
@@ -57,8 +58,8 @@ def flat_forward(
     """Compute rows of any lengths as one flat batch (selective batching), and sample.
 
     Args:
-        model: one `with_attention` of ours.
-        metadata: what that attention must know of the step.
+        model: a model `with_attention` of ours.
+        metadata: the step's data for that attention.
         sample_rows: makes tokens of the logits.
 
     Returns:
@@ -92,10 +93,10 @@ def flat_forward(
 def sample_rows(
     rows: Sequence[ScheduledRequest], logits: torch.Tensor
 ) -> dict[str, list[SampledToken]]:
-    """A token for each request that samples, by its id.
+    """Sample a token for each request that samples. Returns them by request id.
 
     Args:
-        logits: for each of them, behind the last token of its row, `[num_requests, vocab_size]`.
+        logits: at the last token of each of these requests' rows, `[num_requests, vocab_size]`.
     """
     requests = [request for row in rows for request in row.sampling_requests]
     tokens = sample(logits, requests)

@@ -16,7 +16,7 @@ from .kv_cache_manager import KVCacheManager
 
 
 class Scheduler(BaseScheduler):
-    """Running requests first, then waiting ones in the order of the queue."""
+    """Serves running requests first, then waiting ones in the order of the queue."""
 
     kv: KVCacheManager
 
@@ -49,11 +49,11 @@ class Scheduler(BaseScheduler):
         return plan
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
-        """Why a request cannot join a step that has `budget` tokens left; None if it can."""
+        """Return why a request cannot join a step with `budget` tokens left; None if it can."""
         if len(self.running) >= self.config.max_num_seqs:
             return f"no row is left: max_num_seqs={self.config.max_num_seqs}"
         num_new_tokens = request.num_uncomputed_tokens
-        # One that is computed again after an interruption may be longer than a step: it goes alone.
+        # A request computed again after an interruption may be longer than a step: it goes alone.
         if num_new_tokens > budget and self.running:
             return f"tokens needed: {num_new_tokens}, left in this step: {budget}"
         if not self.kv.can_allocate(request):
@@ -69,7 +69,7 @@ class Scheduler(BaseScheduler):
         plan.rows.append(self._row(request))
 
     def _row(self, request: Request) -> ScheduledRequest:
-        """All known tokens of a request whose KV is not there yet: its prompt, or the last one."""
+        """Return a row of all known tokens without KV: a request's prompt, or its last token."""
         return ScheduledRequest(
             request,
             start=request.num_computed_tokens,

@@ -1,9 +1,9 @@
-"""M3: PagedAttention. KV memory in fixed-size blocks behind block tables.
+"""M3: PagedAttention. KV memory in fixed-size blocks, found through block tables.
 
 What changes from M2: the KV manager (blocks with reference counts instead of regions), the
-attention function (it reads through block tables), and the scheduler, which may now admit more than
-could grow to full length, and preempts when memory runs out. Completions of one prompt share its
-blocks.
+attention function (it reads through block tables), and the scheduler. The scheduler may now admit
+more requests than could grow to full length, and preempts when memory runs out. Completions of one
+prompt share its blocks.
 """
 
 from typing import TYPE_CHECKING

@@ -8,7 +8,7 @@ then attended to as if they had been contiguous:
                                       padded with its first block, masked out
 
 That copy of the whole context, at every step and layer, is the price. To keep it low, rows of
-similar length are taken together, a few at a time. M5's kernel reads the blocks where they lie.
+similar length are taken together, a few at a time. M5's kernel reads the blocks in place.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class DecodeGroup:
     """Rows of one new token each whose contexts are of similar length."""
 
     rows: torch.Tensor
-    """Which of the step's tokens they are, `[num_rows]`."""
+    """Index of each row's token among the step's tokens, `[num_rows]`."""
     block_tables: torch.Tensor
-    """Padded with a row's first block, `[num_rows, max_blocks]`."""
+    """Block tables, padded with the row's first block, `[num_rows, max_blocks]`."""
     context_lens: torch.Tensor
     """Tokens each row attends to, itself included, `[num_rows]`."""
     _masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, block_size: int, sliding_window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """0 for gathered positions that a row may see, -inf for others.
+        """Return 0 for gathered positions that a row may see, -inf for others.
 
         Returns:
             `[num_rows, 1, 1, max_blocks * block_size]`, made once for all layers.
@@ -65,10 +65,10 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class PrefillRow:
-    """A row of several new tokens, or of a prompt's first."""
+    """A row of several new tokens, or of the first token of a prompt."""
 
     tokens: slice
-    """Which of the step's tokens are its own."""
+    """Range of the row's tokens among the step's tokens."""
     start: int
     """Tokens whose KV was in the cache before this step."""
     end: int
@@ -78,7 +78,7 @@ class PrefillRow:
 
 @dataclass
 class AttentionMetadata:
-    """What attention must know of a step; made once, used by every layer.
+    """A step's data for attention; made once, used by every layer.
 
     Tokens are ordered decode rows first, one token each.
     """
@@ -91,7 +91,7 @@ class AttentionMetadata:
 
     @classmethod
     def build(cls, rows: list[ScheduledRequest], cache: BlockCache) -> AttentionMetadata:
-        """Metadata of a step whose rows are ordered decode first."""
+        """Return the metadata of a step whose rows are ordered decode first."""
         device, size = cache.device, cache.block_size
         decode = [row for row in rows if row.phase == "decode" and row.num_new_tokens == 1]
         slot_mapping = [
@@ -114,11 +114,11 @@ class AttentionMetadata:
 
 
 def _decode_groups(rows: list[ScheduledRequest], cache: BlockCache) -> list[DecodeGroup]:
-    """Longest first, as many rows in a group as `MAX_GATHERED_TOKENS` allows.
+    """Group decode rows, longest first, as many rows in a group as `MAX_GATHERED_TOKENS` allows.
 
     one group                 two groups
     a |# # # # # # # # #|     a |# # # # # # # # #|      '#' a block of the row
-    b |# # # # # # # # .|     b |# # # # # # # # .|      '.' its first block again, in vain
+    b |# # # # # # # # .|     b |# # # # # # # # .|      '.' its first block again, wasted
     c |# # # . . . . . .|     c |# # #|
     d |# # . . . . . . .|     d |# # .|
     """
@@ -129,7 +129,7 @@ def _decode_groups(rows: list[ScheduledRequest], cache: BlockCache) -> list[Deco
         width = len(rows[order[first]].blocks)
         own = order[first : first + max(1, max_blocks // width)]
         first += len(own)
-        # Padded with a row's own first block: what others store may hold a NaN, masked or not.
+        # Pad with a row's own first block: another block may hold a NaN, masked or not.
         tables = [
             blocks + blocks[:1] * (width - len(blocks))
             for blocks in (rows[index].blocks for index in own)
@@ -156,7 +156,7 @@ def paged_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function that Hugging Face's modules call, once a layer.
+    """Compute attention. Hugging Face's modules call this function, once a layer.
 
     Args:
         query: `[1, num_heads, num_tokens, head_dim]`.
@@ -178,7 +178,7 @@ def paged_attention(
     for row in meta.prefill_rows:
         own = row.tokens
         keys, values = key[:, :, own], value[:, :, own]
-        if row.start > 0:  # what came before is in the cache, and so by now are the new tokens
+        if row.start > 0:  # earlier tokens are in the cache, and by now the new ones are, too
             keys, values = meta.cache.gather(layer, row.block_table)
             keys, values = keys[:, :, : row.end], values[:, :, : row.end]
         output[own] = causal_attention(query[:, :, own], keys, values, scaling, sliding_window)
@@ -193,11 +193,11 @@ def paged_decode(
     scaling: float,
     sliding_window: int | None,
 ) -> torch.Tensor:
-    """One query a row against its blocks: `[num_rows, num_heads, head_dim]` in and out."""
+    """Attend with one query a row to its blocks: `[num_rows, num_heads, head_dim]` in and out."""
     num_rows, num_heads, head_dim = query.shape
     keys, values = cache.gather(layer, group.block_tables)
     num_kv_heads = keys.shape[1]
-    # The query heads that share a KV head (GQA) stand where a sequence of queries would.
+    # The query heads that share a KV head (GQA) take the dimension of a sequence of queries.
     query = query.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     mask = group.mask(cache.block_size, sliding_window, query.dtype)
     output = F.scaled_dot_product_attention(query, keys, values, mask, scale=scaling)

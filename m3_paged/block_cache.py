@@ -52,7 +52,7 @@ class BlockCache:
         self.values[layer].flatten(0, 1)[slot_mapping] = value
 
     def gather(self, layer: int, block_tables: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The blocks of some tables, side by side as if they were contiguous.
+        """Gather the blocks of block tables, side by side as if they were contiguous.
 
         Args:
             block_tables: `[num_rows, max_blocks]`.
@@ -65,7 +65,7 @@ class BlockCache:
         row = self.block_size * self.shape.num_kv_heads * self.shape.head_dim
         size = (2, num_rows * num_blocks, row)
         if self._workspace.numel() < num_rows * num_blocks * row * 2:
-            # Kept and used again: fresh memory for every layer would cost more than the copying.
+            # Keep it and use it again: fresh memory for every layer would cost more than the copy.
             self._workspace = torch.empty(
                 size, dtype=self.shape.dtype, device=self.device
             ).flatten()
@@ -79,8 +79,8 @@ class BlockCache:
     def clear_last_blocks(self, rows: list[ScheduledRequest]) -> None:
         """Put zeros into blocks that a row begins and does not fill.
 
-        Attention reads whole blocks and masks what lies beyond a row's context. A masked position
-        still enters as 0 * value, so it must not hold a NaN that an earlier owner left there.
+        Attention reads whole blocks and masks the positions after a row's context. A masked
+        position still enters as 0 * value, so it must not hold a NaN of an earlier owner.
         """
         begun = []
         for row in rows:
@@ -93,7 +93,8 @@ class BlockCache:
                 tensor.index_fill_(0, blocks, 0)
 
     def move_blocks(self, plan: StepPlan) -> None:
-        """Swap out, swap in and copy, in this order: a plan's moves, before its forward pass."""
+        """Make a plan's moves, before its forward pass: swap out, swap in and copy, in this
+        order."""
         on_device, on_host = self.keys + self.values, self.host_keys + self.host_values
         if plan.swap_outs:
             blocks, runs = self._by_host_block(plan.swap_outs)
@@ -116,10 +117,11 @@ class BlockCache:
     def _by_host_block(
         self, moves: list[tuple[int, int]]
     ) -> tuple[torch.Tensor, list[tuple[slice, slice]]]:
-        """Device blocks of (device, host) moves, and where in them each run of host blocks lies.
+        """Return the device blocks of (device, host) moves, and for each run of consecutive host
+        blocks its range among the moves and its range in host memory.
 
-        Blocks that lie together in host memory cross the bus in one copy a layer. Nobody waits:
-        host memory is pinned, and what comes later on the device comes after it.
+        Consecutive blocks in host memory cross the bus in one copy a layer. The CPU does not wait:
+        host memory is pinned, and later work on the device runs after the copy.
         """
         moves = sorted(moves, key=lambda move: move[1])
         starts = [

@@ -1,4 +1,4 @@
-"""Block tables: where each request's tokens lie. Pure bookkeeping, no tensors.
+"""Block tables: which blocks hold each request's tokens. Pure bookkeeping, no tensors.
 
     request a, 6 tokens, block_size 4          block pool
     block table [2, 0]                         0 |a4 a5  .  . |
@@ -36,26 +36,26 @@ class Pool(Protocol):
 
     @property
     def free_blocks(self) -> Collection[int]:
-        """Those blocks."""
+        """Blocks that no table holds, by number."""
 
     def allocate(self) -> int:
         """Take a free block; its reference count becomes 1."""
 
     def share(self, block: int) -> None:
-        """One more table holds the block."""
+        """Note that one more table holds the block."""
 
     def free(self, block: int) -> None:
-        """One table fewer holds the block."""
+        """Note that one table fewer holds the block."""
 
     def reset(self) -> None:
-        """All blocks are free."""
+        """Make all blocks free."""
 
 
 class BlockManager:
     """Maps requests to block tables over a pool.
 
     Args:
-        events: what happens to blocks is appended here.
+        events: changes of blocks are appended here.
     """
 
     def __init__(self, pool: Pool, block_size: int, events: list[KVEvent]) -> None:
@@ -70,7 +70,7 @@ class BlockManager:
         return f"<BlockManager {self.block_tables}, {self.pool}>"
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold this many tokens."""
+        """Return how many blocks hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
     def can_allocate(self, num_tokens: int) -> bool:
@@ -78,7 +78,7 @@ class BlockManager:
         return self.num_blocks_for(num_tokens) <= self.pool.num_free
 
     def describe(self, num_tokens: int) -> str:
-        """How much is wanted and how much there is, for people."""
+        """Return how much is wanted and how much there is, in words for people."""
         wanted = self.num_blocks_for(num_tokens)
         return f"blocks needed {wanted}, free {self.pool.num_free}"
 
@@ -98,21 +98,21 @@ class BlockManager:
     def can_append(self, request_id: str, start: int, end: int) -> bool:
         """Whether tokens `start .. end - 1` can be written, growing and copying as needed."""
         num_touched = self.num_blocks_for(end) - start // self.block_size
-        if num_touched <= self.pool.num_free:  # enough, be they all new or shared
+        if num_touched <= self.pool.num_free:  # enough, even if all of them are new or shared
             return True
         table = self.block_tables[request_id]
         num_new = max(0, self.num_blocks_for(end) - len(table))
         return num_new + len(self._shared_indices(table, start, end)) <= self.pool.num_free
 
     def append(self, request_id: str, start: int, end: int) -> list[tuple[int, int]]:
-        """Make tokens `start .. end - 1` writable: own every block they fall into.
+        """Make tokens `start .. end - 1` writable: own every block that they fall into.
 
         Returns:
             Copies to make before the write, as (from block, to block).
         """
         table, first = self.block_tables[request_id], start // self.block_size
         is_inside = first == (end - 1) // self.block_size and first < len(table)
-        if is_inside and self.pool.ref_counts[table[first]] == 1:  # as it is with most tokens
+        if is_inside and self.pool.ref_counts[table[first]] == 1:  # so it is for most tokens
             return []
         copies = []
         for index in self._shared_indices(table, start, end):
@@ -138,7 +138,7 @@ class BlockManager:
         self.events.append(KVEvent("free", request_id, table, held))
 
     def reset(self) -> None:
-        """Drop all tables, in whatever state the books are."""
+        """Drop all tables, even if the bookkeeping is broken."""
         for request_id, table in self.block_tables.items():
             self.events.append(KVEvent("free", request_id, table))
         self.block_tables = {}
@@ -153,7 +153,8 @@ class BlockManager:
             self.events.append(KVEvent("alloc", request_id, new))
 
     def _shared_indices(self, table: list[int], start: int, end: int) -> list[int]:
-        """Which blocks that `start .. end - 1` would write into are in other tables too."""
+        """Return the table indices of blocks that `start .. end - 1` would write into and that are
+        in other tables too."""
         touched = range(start // self.block_size, min(self.num_blocks_for(end), len(table)))
         return [index for index in touched if self.pool.ref_counts[table[index]] > 1]
 

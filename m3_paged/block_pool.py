@@ -16,7 +16,7 @@ class BlockPool:
         return f"<BlockPool: {self.num_used} of {self.num_blocks} blocks used>"
 
     def reset(self) -> None:
-        """All blocks are free, lowest first."""
+        """Make all blocks free, lowest first."""
         self.free_blocks = deque(range(self.num_blocks))
         """Free blocks, longest free first."""
         self.ref_counts = [0] * self.num_blocks
@@ -32,19 +32,20 @@ class BlockPool:
         return self.num_blocks - self.num_free
 
     def allocate(self) -> int:
-        """Take a free block; its reference count becomes 1. The caller has made sure of one."""
+        """Take a free block; its reference count becomes 1. The caller makes sure that one is
+        free."""
         block = self.free_blocks.popleft()
         assert self.ref_counts[block] == 0, f"block {block} is free and has owners"
         self.ref_counts[block] = 1
         return block
 
     def share(self, block: int) -> None:
-        """One more table holds the block."""
+        """Note that one more table holds the block."""
         assert self.ref_counts[block] > 0, f"block {block} is free and cannot be shared"
         self.ref_counts[block] += 1
 
     def free(self, block: int) -> None:
-        """One table fewer holds the block; after the last it is free."""
+        """Note that one table fewer holds the block; after the last table the block is free."""
         assert self.ref_counts[block] > 0, f"block {block} is freed twice"
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:

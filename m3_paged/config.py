@@ -1,4 +1,4 @@
-"""What M3 adds to the configuration: KV memory in blocks, and what to do when it runs out."""
+"""M3's additions to the configuration: KV memory in blocks, and what to do when it runs out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import m2_batching.config
 from milestone_llm.core.errors import InputError
 
 GPU_MAX_NUM_SEQS = 256
-"""A GPU reads its weights once for all rows, and blocks are taken as they are needed."""
+"""Default `max_num_seqs` on a GPU: it reads its weights once for all rows, and requests take blocks
+only as they need them."""
 
 Config = TypeVar("Config", bound="EngineConfig")
 
@@ -23,8 +24,8 @@ class EngineConfig(m2_batching.config.EngineConfig):
     """Tokens in a KV block."""
     kv_cache_tokens: int | None = None
     """KV memory in tokens, rounded down to whole blocks. None: as much as regions would have taken,
-    `max_num_seqs * max_model_len` (M4 and later keep up to 16 times that on CUDA, for prefixes of
-    earlier requests), but no more than is free on CUDA, and on a CPU 4 GiB or one request."""
+    `max_num_seqs * max_model_len`. (M4 and later keep up to 16 times that on CUDA, for prefixes of
+    earlier requests.) But no more than is free on CUDA, and on a CPU 4 GiB or one request."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that may be in use in all, model included, where `kv_cache_tokens`
     is None."""
@@ -68,8 +69,8 @@ class EngineConfig(m2_batching.config.EngineConfig):
         """Refuse limits under which a lone request could not grow to `max_model_len`.
 
         Raises:
-            InputError: there are too few blocks; or a preempted request, which is recomputed whole
-                unless prefill is chunked, does not fit into a step.
+            InputError: there are too few blocks; or a preempted request does not fit into a step.
+                (It is recomputed whole, unless prefill is chunked.)
         """
         if num_blocks * self.block_size < max_model_len:
             raise InputError(

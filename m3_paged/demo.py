@@ -34,7 +34,7 @@ PROMPTS = (
     "How do I bake pancakes?",
 )
 LENGTHS = (40, 96, 64, 32, 80, 56)
-"""Output tokens of each at most."""
+"""Most output tokens of each request."""
 PICTURES = "m3_timeline.png", "m3_kvmap.png"
 
 
@@ -82,8 +82,8 @@ def draw_map(run: DemoRun, path: Path) -> None:
 
 
 def small_pool(args: argparse.Namespace, work: Work) -> int:
-    """Tokens of a pool that holds one request at its longest, or half of what they would need
-    that may run at a time.
+    """Return the tokens of a small pool: it holds one request at its longest, or half of what the
+    requests that may run at a time would need, whichever is more.
     """
     needs = sorted(
         length + item.params.n * min(item.params.max_tokens, work.longest - length)

@@ -4,7 +4,7 @@
     append, fork                it grows; completions of its prompt share its blocks
     preempt, free, reset        it goes
 
-Requests on this side, ids and counts of tokens on the other (`BlockManager`).
+This class works on requests; `BlockManager`, which it calls, on ids and counts of tokens.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ class KVCacheManager:
         return self.blocks.can_allocate(request.num_tokens)
 
     def describe(self, request: Request) -> str:
-        """How much is wanted and how much there is, for people."""
+        """Return how much is wanted and how much there is, in words for people."""
         return self.blocks.describe(request.num_tokens)
 
     def allocate(self, request: Request, plan: StepPlan) -> None:
-        """Give a request blocks for all its known tokens; what was swapped out comes back."""
+        """Give a request blocks for all its known tokens; swapped-out KV comes back."""
         self.blocks.allocate(request.request_id, request.num_tokens)
         if request.status is RequestStatus.SWAPPED:
             self.preempter.swap_in(request, plan)
 
     def blocks_of(self, request: Request) -> list[int]:
-        """Where the request's KV is: its block table."""
+        """Return where the request's KV is: its block table."""
         return self.blocks.block_tables[request.request_id]
 
     def append(self, request: Request, plan: StepPlan) -> bool:
-        """Make room for a running request's next token. The plan notes what to copy for that.
+        """Make room for a running request's next token. The plan notes the copies for that.
 
         Returns:
             False, with nothing done, if too few blocks are free.
@@ -80,7 +80,7 @@ class KVCacheManager:
             self.preempter.host.free(request.request_id)
 
     def reset(self) -> None:
-        """Take back all blocks, in whatever state the books are."""
+        """Take back all blocks, even if the bookkeeping is broken."""
         self.blocks.reset()
         self.preempter.reset()
 

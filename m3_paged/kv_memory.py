@@ -1,4 +1,4 @@
-"""How much KV memory an engine gets: as configured, or what is of use and fits."""
+"""How much KV memory an engine gets: as configured, or as much as is useful and fits."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .block_cache import BlockCache
 from .config import EngineConfig
 
 SWAP_SPACE_BYTES = 4 * 2**30
-"""Host memory for swapped KV at most, where nothing is configured: on CUDA it is pinned. And at
-most a quarter of what there is."""
+"""Most host memory for swapped KV, where nothing is configured: on CUDA it is pinned. The default
+is also at most a quarter of the host's memory."""
 
 CPU_KV_BYTES = 4 * 2**30
-"""KV memory on a CPU at most, where nothing is configured, or as much as one request needs. And at
-most half of what there is."""
+"""Most KV memory on a CPU, where nothing is configured; or as much as one request needs, if that is
+more. The default is also at most half of the host's memory."""
 
 BYTES_OF_A_BLOCK = 256
-"""Of host memory, for the books that are kept of it."""
+"""Bytes of host memory that the bookkeeping of a block takes."""
 
 AnyConfig = TypeVar("AnyConfig", bound=EngineConfig)
 RunOnce = Callable[[BlockCache, StepPlan], object]
@@ -43,19 +43,19 @@ def fit_kv_memory(
     run_once: RunOnce,
     useful_kv: int = 1,
 ) -> tuple[int, int]:
-    """Blocks of KV memory: as configured, or as many as can be of use and fit.
+    """Return the blocks of KV memory: as configured, or as many as are useful and fit.
 
     Args:
-        max_model_len: as configured, or as the model would have it.
-        useful_kv: how often the KV of `max_num_seqs` full requests is worth having.
+        max_model_len: as configured, or else the model's own.
+        useful_kv: how many times the KV of `max_num_seqs` full requests is worth having.
 
     Returns:
         The number of blocks; and `max_model_len`, which is less where it was not configured and
         memory holds no request of that length.
 
     Raises:
-        InputError: not even one request of the configured `max_model_len` would fit, or what is
-            configured is more than there is.
+        InputError: not even one request of the configured `max_model_len` would fit, or more is
+            configured than there is.
     """
     size = config.block_size
     if config.kv_cache_tokens is not None:
@@ -76,10 +76,10 @@ def fit_kv_memory(
 
 
 def _check_kv_memory(model: PreTrainedModel, config: EngineConfig, num_blocks: int) -> None:
-    """Refuse blocks, swap space and their books if memory does not hold them.
+    """Refuse blocks, swap space and their bookkeeping if memory does not hold them.
 
     Raises:
-        InputError: it does not.
+        InputError: memory does not hold them.
     """
     bytes_per_token, host = KVShape.of(model).bytes_per_token, torch.device("cpu")
     each, size = f"tokens ({bytes_per_token} bytes each)", config.block_size
@@ -107,7 +107,8 @@ def _num_free_tokens(
 
 
 def with_swap_space(config: AnyConfig, model: PreTrainedModel, num_blocks: int) -> AnyConfig:
-    """The configuration with its swap space settled: as much as the device's KV, at most 4 GiB."""
+    """Return the configuration with swap space filled in, if it was open: as much as the device's
+    KV, at most 4 GiB."""
     if config.preemption != "swap" or config.swap_space_tokens is not None:
         return config
     limit = min(SWAP_SPACE_BYTES, host_memory() // 4) // KVShape.of(model).bytes_per_token
@@ -120,7 +121,8 @@ def _free_tokens_after_profiling(
     max_model_len: int,
     run_once: RunOnce,
 ) -> int:
-    """Tokens of KV that fit into `gpu_memory_utilization` of the GPU beside model and activations.
+    """Return the tokens of KV that fit into `gpu_memory_utilization` of the GPU, after model and
+    activations.
 
     Args:
         run_once: computes a plan over a cache, as the engine's runner will.
@@ -130,7 +132,7 @@ def _free_tokens_after_profiling(
     """
     most = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
     _check_kv_memory(model, config, -(-most // config.block_size))
-    gc.collect()  # what nobody has any more, and a circle keeps
+    gc.collect()  # objects that only a reference cycle keeps
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -155,7 +157,7 @@ def _free_tokens_after_profiling(
 
 
 def _largest_step(config: EngineConfig, max_model_len: int) -> tuple[StepPlan, int]:
-    """A step of `max_num_batched_tokens` prompt tokens, and the blocks that it needs."""
+    """Return a step of `max_num_batched_tokens` prompt tokens, and the blocks that it needs."""
     plan, num_blocks, budget = StepPlan(), 0, config.max_num_batched_tokens
     while budget > 0 and len(plan.rows) < config.max_num_seqs:
         num_tokens = min(budget, max_model_len)

@@ -1,4 +1,4 @@
-"""The books of paged KV memory: figures, and checks that nothing is lost. Decides nothing."""
+"""Figures of paged KV memory, and checks that no block is lost. Decides nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .preemption import Preempter
 def paged_kv_usage(
     kv: BlockManager, running: Sequence[Request], watermark: int, cached: int = 0
 ) -> KVUsage:
-    """KV memory in blocks; `cached` free ones can still be found by content."""
+    """Return how full KV memory is, in blocks; `cached` free ones can still be found by content."""
     num_used = kv.pool.num_used
     return KVUsage(
         unit="block",
@@ -28,7 +28,7 @@ def paged_kv_usage(
 
 
 def stored_tokens(kv: BlockManager, running: Sequence[Request]) -> int:
-    """Tokens stored in used blocks; the tokens of a shared block count once."""
+    """Return the tokens stored in used blocks; the tokens of a shared block count once."""
     full: set[int] = set()
     partly: dict[int, int] = {}
     for request in running:
@@ -45,7 +45,7 @@ def stored_tokens(kv: BlockManager, running: Sequence[Request]) -> int:
 def kv_stats(
     kv: BlockManager, preempter: Preempter, running: Sequence[Request]
 ) -> dict[str, object]:
-    """Preemptions, copies, and places that are reserved but empty."""
+    """Return preemptions, copies, and places that are reserved but empty."""
     return {
         "preemptions": preempter.num_preemptions,
         "copied_blocks": kv.num_copies,

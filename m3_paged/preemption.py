@@ -3,7 +3,7 @@
     recompute   the blocks are dropped; prompt and output are computed again later
     swap        the blocks are copied to host memory, and back when there is room again
 
-Either way the request keeps its tokens, the one sampled last included.
+Either way the request keeps its tokens, the token sampled last included.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Preempter:
         self.num_preemptions = 0
 
     def preempt(self, victim: Request, plan: StepPlan, reason: str) -> None:
-        """Take a running request's blocks. It is the caller's to queue it again."""
+        """Take a running request's blocks. The caller queues the request again."""
         plan.preempted.append(Preemption(victim, reason))
         plan.waiting_reasons[victim.request_id] = reason
         self.num_preemptions += 1
@@ -50,7 +50,7 @@ class Preempter:
 
     def swap_in(self, request: Request, plan: StepPlan) -> None:
         """Bring a swapped request's KV back into the blocks that it has been given."""
-        # The table has room for the next token too; only what was swapped out comes back.
+        # The table has room for the next token too; only the KV that was swapped out comes back.
         moves = self._moves(request)
         plan.swap_ins += [(host_block, block) for block, host_block in moves]
         self.host.free(request.request_id)
@@ -61,7 +61,7 @@ class Preempter:
         self.host.reset()
 
     def _moves(self, request: Request) -> list[tuple[int, int]]:
-        """Pairs of device block and host block.
+        """Return pairs of device block and host block.
 
         A prompt that is computed in chunks also has device blocks that are still empty.
         """

@@ -1,4 +1,4 @@
-"""M3's runner: moves blocks as the plan says, then M2's flat forward with paged attention."""
+"""M3's runner: it moves blocks as planned, then runs M2's flat forward with paged attention."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ class ModelRunner:
         return LaunchedStep(lambda: sampled)
 
     def reset(self) -> None:
-        """Nothing to do: the next owner of a block clears the places that it does not write."""
+        """Do nothing: the next owner of a block clears the places that it does not write."""

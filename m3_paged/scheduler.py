@@ -16,7 +16,8 @@ from .kv_cache_manager import KVCacheManager
 
 
 class Scheduler(BaseScheduler):
-    """Running requests first, each with the block it needs; then waiting ones if memory is left."""
+    """Serves running requests first, each with the block that it needs; then waiting requests, if
+    memory is left."""
 
     kv: KVCacheManager
 
@@ -55,7 +56,7 @@ class Scheduler(BaseScheduler):
         return plan
 
     def by_seniority(self) -> list[Request]:
-        """Running requests; the last is the victim when memory runs out.
+        """Return running requests, seniors first; the last is the victim when memory runs out.
 
         Senior is the request admitted earlier, or with the lower (priority, arrival). A step serves
         seniors first, so a victim has no row in it yet.
@@ -68,7 +69,7 @@ class Scheduler(BaseScheduler):
         """Get the blocks for a running request's next token, preempting as long as it takes.
 
         Returns:
-            False if the request had to go itself.
+            False if the request itself was preempted.
         """
         while not self.kv.append(request, plan):
             victim = self.by_seniority()[-1]
@@ -80,7 +81,7 @@ class Scheduler(BaseScheduler):
         return True
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
-        """Why a request and its completions cannot join a step that has `budget` tokens left."""
+        """Return why a request and its completions cannot join a step with `budget` tokens left."""
         num_running = len(self.running) + self.completions.num_of(self.running)
         if num_running + self.completions.num_of([request]) >= self.config.max_num_seqs:
             return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
@@ -101,7 +102,7 @@ class Scheduler(BaseScheduler):
         self._add_row(request, plan)
 
     def _add_row(self, request: Request, plan: StepPlan) -> None:
-        """All known tokens of a request whose KV is not there yet: its prompt, or the last one."""
+        """Add a row of all known tokens without KV: a request's prompt, or its last token."""
         row = ScheduledRequest(
             request,
             start=request.num_computed_tokens,
@@ -109,7 +110,7 @@ class Scheduler(BaseScheduler):
             blocks=self.kv.blocks_of(request),
         )
         plan.rows.append(row)
-        if request in self.completions.further:  # its prompt is complete: they start from its KV
+        if request in self.completions.further:  # the prompt is complete: forks start from its KV
             for fork in self.completions.start(request):
                 self.kv.fork(request, fork)
                 fork.become(RequestStatus.RUNNING)
@@ -118,6 +119,6 @@ class Scheduler(BaseScheduler):
                 row.sampling_requests.append(fork)
 
     def check_invariants(self) -> None:
-        """Assert that no block is lost, and that no more requests run than may."""
+        """Assert that no block is lost, and that at most `max_num_seqs` requests run."""
         super().check_invariants()
         assert len(self.running) <= self.config.max_num_seqs

@@ -1,8 +1,8 @@
 """M4: prefix caching and chunked prefill, two independent switches over M3.
 
 What changes from M3: a cache finds the KV of equal prompt beginnings by content hash, and the
-scheduler divides a budget of tokens among rows, so that a long prompt is computed in chunks beside
-the decode rows of others. Block tables, runner and attention are M3's.
+scheduler divides a budget of tokens among rows, so that a long prompt is computed in chunks, in the
+same steps as the decode rows of others. Block tables, runner and attention are M3's.
 """
 
 from typing import TYPE_CHECKING

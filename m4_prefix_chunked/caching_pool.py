@@ -14,7 +14,8 @@ from milestone_llm.core.kv import KVEvent
 
 
 class CachingBlockPool:
-    """Blocks 0 .. num_blocks - 1 with reference counts and content hashes. All in O(1).
+    """Blocks 0 .. num_blocks - 1 with reference counts and content hashes. Every operation takes
+    O(1).
 
     Args:
         events: evictions are appended here.
@@ -31,7 +32,7 @@ class CachingBlockPool:
         return f"<CachingBlockPool: {used}, {len(self.block_of)} findable>"
 
     def reset(self) -> None:
-        """All blocks are free, lowest first, and their content is forgotten."""
+        """Make all blocks free, lowest first, and forget their content."""
         self.free_blocks = OrderedDict.fromkeys(range(self.num_blocks))
         """Free blocks, longest free first; a dict, so that one can be taken from the middle."""
         self.ref_counts = [0] * self.num_blocks
@@ -62,7 +63,7 @@ class CachingBlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """One more table holds the block; a free one comes off the free list."""
+        """Note that one more table holds the block; a free block comes off the free list."""
         if self.ref_counts[block]:
             self.ref_counts[block] += 1
             return
@@ -72,7 +73,8 @@ class CachingBlockPool:
         self.ref_counts[block] = 1
 
     def free(self, block: int) -> None:
-        """One table fewer holds the block; after the last it is free, its content kept."""
+        """Note that one table fewer holds the block. After the last table the block is free, and
+        its content is kept."""
         assert self.ref_counts[block] > 0, f"block {block} is freed twice"
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
@@ -85,7 +87,7 @@ class CachingBlockPool:
         """Make a used block findable, unless another block has the same content already.
 
         Returns:
-            Whether the block was the first of its content. Copies are not merged.
+            Whether the block is the first with its content. Copies are not merged.
         """
         if block_hash in self.block_of or block in self.hash_of:
             return False
@@ -94,7 +96,7 @@ class CachingBlockPool:
         return True
 
     def forget(self, block: int) -> None:
-        """Make a block unfindable, be it in use or free."""
+        """Make a block unfindable, whether it is in use or free."""
         self.num_cached_free -= self.ref_counts[block] == 0
         del self.block_of[self.hash_of.pop(block)]
 

@@ -1,4 +1,4 @@
-"""What M4 adds to the configuration: switches, and how prefill shares a step."""
+"""M4's additions to the configuration: switches, and how prefill shares a step."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ from milestone_llm.core.errors import InputError
 Config = TypeVar("Config", bound="EngineConfig")
 
 IDLE_TOKENS = {"cpu": 16, "cuda": 256}
-"""Tokens of a step, guesses among them, up to which guesses paid: see `rows_that_guess`."""
+"""Most tokens of a step, draft tokens included, at which draft tokens paid: see
+`rows_that_guess`."""
 
 
 def rows_that_guess(device_type: str, num_guesses: int) -> int:
-    """Most rows of 1 + num_guesses tokens each in a step that has arithmetic to spare.
+    """Return the most rows of 1 + num_guesses tokens each in a step that has arithmetic to spare.
 
     Each weight is read once a step, and used for a multiplication and an addition once a token:
 
         reading     bytes of a weight / bytes a second
         arithmetic  2 x tokens / operations a second
 
-    They take equally long at bytes / 2 x operations a second / bytes a second tokens, whatever the
-    shape of the model. An H200 does 688 T operations in bf16 and reads 4.4 TB a second: 156 tokens.
-    A core of a server's CPU did 55 G operations in fp32 and read 7.4 GB: 15 tokens. On a GPU more
-    are taken, since steps read contexts, too, and those once for all guesses of a request: with
-    2,500 tokens of context, 64 rows of four made 2.1 times as many tokens on text that repeats.
+    Reading and arithmetic take equally long at this many tokens, for a model of any shape:
+    bytes of a weight / 2 x operations a second / bytes a second. An H200 does 688 T operations in
+    bf16 and reads 4.4 TB a second: 156 tokens. A core of a server's CPU did 55 G operations in fp32
+    and read 7.4 GB: 15 tokens.
+
+    On a GPU more tokens are taken. Steps read contexts, too, and read them once for all draft
+    tokens of a request: with 2,500 tokens of context, 64 rows of four made 2.1 times as many tokens
+    on text that repeats.
     """
     return max(1, IDLE_TOKENS.get(device_type, 16) // (1 + num_guesses))
 
@@ -47,13 +51,13 @@ class EngineConfig(m3_paged.config.EngineConfig):
     a step with prefill rows has no others, so that arrivals stall every decode."""
 
     speculation: str | None = None
-    """"ngram": decode rows compute guesses beside their token, made from the request's own tokens
-    (see `ngram`). None: one token a row and step. The tokens that come out are the same."""
+    """"ngram": decode rows also compute draft tokens, made from the request's own tokens (see
+    `ngram`). None: one token a row and step. The tokens that come out are the same."""
     num_speculative_tokens: int = 3
-    """Most guesses of a row, 16 or fewer."""
+    """Most draft tokens of a row, 16 or fewer."""
     speculation_max_num_seqs: int | None = None
-    """No guesses in steps of more rows: where weights are read for many, arithmetic is not idle.
-    None: as many as pay on the model's device, see `rows_that_guess`."""
+    """Most rows of a step with draft tokens: in steps of more rows, arithmetic is not idle while
+    weights are read. None: as many as pay on the model's device, see `rows_that_guess`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,11 +93,12 @@ class EngineConfig(m3_paged.config.EngineConfig):
 
     @property
     def num_rows_that_guess(self) -> int:
-        """Most rows of a step with guesses."""
+        """Most rows of a step with draft tokens."""
         return min(self.max_num_seqs, self.speculation_max_num_seqs or self.max_num_seqs)
 
     def on_device(self: Config, device_type: str, given: Collection[str]) -> Config:
-        """As M3's. Without a `speculation_max_num_seqs`, as many rows guess as pay."""
+        """Fill in `max_num_seqs`, as M3 does, and `speculation_max_num_seqs` for this device,
+        unless given: as many rows as pay there."""
         config = super().on_device(device_type, given)
         if config.speculation_max_num_seqs is None:
             most = rows_that_guess(device_type, config.num_speculative_tokens)

@@ -52,7 +52,7 @@ def demo(args: argparse.Namespace) -> None:
     from .tools.demo_prefix import shared_prefix
 
     loaded = load_model(args.model)
-    # What a process does only once would be charged to r0.
+    # Without this, work that a process does only once would count as r0's.
     LLMEngine(loaded.model, max_model_len=128).warm_up()
     if args.part in (None, 1):
         shared_prefix(args, loaded, args.out / PICTURES[0])

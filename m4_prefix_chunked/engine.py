@@ -21,7 +21,7 @@ from .scheduler import Scheduler
 from .verification import sample_and_verify
 
 USEFUL_KV = 16
-"""KV memory worth having, in full batches: what running requests leave free remembers prefixes."""
+"""KV memory worth having, in full batches: what running requests do not use keeps prefixes."""
 
 
 class LLMEngine(BaseEngine):

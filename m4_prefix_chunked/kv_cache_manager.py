@@ -5,8 +5,8 @@
     cache                           its full blocks can be found from now on
     preempt, free, reset            it goes
 
-What has to happen in which order is known here alone: a request's blocks are made findable before
-they are freed, and the cache lets go of the request after that.
+Only this class knows what has to happen in which order: a request's blocks are made findable, then
+they are freed, and then the cache lets go of the request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .prefix_cache import PrefixCache, PrefixHit
 
 
 class KVCacheManager:
-    """Gives requests blocks as they grow, those first that have the right content already."""
+    """Gives requests blocks as they grow, first those that have the right content already."""
 
     def __init__(self, config: EngineConfig, num_blocks: int) -> None:
         self.events: list[KVEvent] = []
@@ -36,13 +36,13 @@ class KVCacheManager:
         self.prefix_cache = PrefixCache(self.blocks, self.pool, config.enable_prefix_caching)
         self.preempter = Preempter(self.blocks, config.num_host_blocks(num_blocks))
         self._found: tuple[Request, PrefixHit] | None = None
-        """What was looked for last, until blocks are given out or forgotten."""
+        """The result of the last lookup, until blocks are given out or forgotten."""
 
     def __repr__(self) -> str:
         return f"<KVCacheManager {self.blocks.block_tables}, {self.blocks.pool}>"
 
     def begin_step(self) -> None:
-        """The blocks of the step before have been written."""
+        """Note that the blocks of the step before have been written."""
         self.prefix_cache.begin_step()
         self._found = None
 
@@ -55,14 +55,14 @@ class KVCacheManager:
         return self.prefix_cache.can_allocate(request, self._hit(request))
 
     def describe(self, request: Request) -> str:
-        """How much is wanted and how much there is, for people."""
+        """Return how much is wanted and how much there is, in words for people."""
         return self.blocks.describe(request.num_tokens)
 
     def allocate(self, request: Request, plan: StepPlan) -> int:
         """Give a request blocks for all its known tokens.
 
         Returns:
-            How many of them were found in the cache. They count as computed.
+            How many of these tokens were found in the cache. They count as computed.
         """
         hit, self._found = self._hit(request), None
         if request.status is RequestStatus.SWAPPED:
@@ -76,7 +76,8 @@ class KVCacheManager:
         return hit.num_tokens
 
     def _hit(self, request: Request) -> PrefixHit:
-        """What is there of a waiting request, looked for once an admission."""
+        """Return the KV that a waiting request has: cached, or swapped out. Looked up once an
+        admission."""
         if self._found is None or self._found[0] is not request:
             is_swapped = request.status is RequestStatus.SWAPPED
             swapped = PrefixHit([], request.num_computed_tokens)
@@ -84,12 +85,12 @@ class KVCacheManager:
         return self._found[1]
 
     def blocks_of(self, request: Request) -> list[int]:
-        """Where the request's KV is: its block table."""
+        """Return where the request's KV is: its block table."""
         return self.blocks.block_tables[request.request_id]
 
     def append(self, request: Request, plan: StepPlan, num_guesses: int = 0) -> bool:
-        """Make room for a running request's next token, and for guesses after it. The plan notes
-        what to copy for that.
+        """Make room for a running request's next token, and for draft tokens after it. The plan
+        notes the copies for that.
 
         Returns:
             False, with nothing done, if too few blocks are free.
@@ -102,7 +103,7 @@ class KVCacheManager:
         return True
 
     def cache(self, request: Request, end: int) -> None:
-        """Make the blocks findable that tokens `.. end - 1` fill: their step is planned."""
+        """Make findable the blocks that tokens `.. end - 1` fill: their step is planned."""
         self.prefix_cache.make_findable(request, end)
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -110,7 +111,7 @@ class KVCacheManager:
         self.blocks.fork(parent.request_id, child.request_id)
 
     def preempt(self, victim: Request, plan: StepPlan, reason: str) -> None:
-        """Take a running request's blocks; what they hold can still be found."""
+        """Take a running request's blocks; their content can still be found."""
         self.prefix_cache.make_findable(victim, victim.num_computed_tokens)
         self.preempter.preempt(victim, plan, reason)
         self.prefix_cache.release(victim)
@@ -118,7 +119,7 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Take back a request's blocks, on the device or in host memory, if it has any.
 
-        Full ones can still be found by their content, unless it ended with an error.
+        Full blocks can still be found by their content, unless the request ended with an error.
         """
         if request.request_id in self.blocks.block_tables:
             if request.finish_reason == "error":
@@ -132,14 +133,14 @@ class KVCacheManager:
             self.preempter.host.free(request.request_id)
 
     def reset(self) -> None:
-        """Take back all blocks and forget their content, in whatever state the books are."""
+        """Take back all blocks and forget their content, even if the bookkeeping is broken."""
         self.blocks.reset()
         self.prefix_cache.reset_requests()
         self.preempter.reset()
         self._found = None
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all cached KV. Refused (False) while blocks are in use."""
+        """Forget all cached KV. Returns False, with nothing done, while blocks are in use."""
         if self.blocks.block_tables or self.preempter.host.block_tables:
             return False
         self.pool.reset()

@@ -1,12 +1,12 @@
-"""Finding the KV of a prompt's beginning by the names of its blocks: hashes, chained.
+"""Find the KV of a prompt's beginning by the names of its blocks: chained hashes.
 
     block 0             block 1                block 2
     tokens 0..15        tokens 16..31          tokens 32..47
     h0 = H(salt, t)  -> h1 = H(h0, t)       -> h2 = H(h1, t)
 
-A hash covers all that came before: equal hashes mean equal prefixes, and one lookup a block finds
-the longest cached one. Only full blocks have one. It is cryptographic: prompts come from users, and
-a collision would show one what another wrote.
+A hash covers all tokens before its block, too: equal hashes mean equal prefixes, and one lookup a
+block finds the longest cached prefix. Only full blocks have a hash. The hash is cryptographic:
+prompts come from users, and a collision would show one user what another wrote.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .caching_pool import CachingBlockPool
 
 @dataclass(frozen=True)
 class PrefixHit:
-    """What is cached of a request's known tokens."""
+    """The cached part of a request's known tokens."""
 
     blocks: list[int]
     num_tokens: int
-    """Tokens that the blocks save: all but one if everything is cached, since the last token's
-    logits are wanted and so it is computed."""
+    """Tokens that the blocks save. If all tokens are cached, the last one is still computed, since
+    its logits are needed."""
 
 
 class PrefixCache:
@@ -48,7 +48,7 @@ class PrefixCache:
         self.reset_requests()
 
     def reset_requests(self) -> None:
-        """No request is known any more."""
+        """Forget all requests."""
         self.hashes: dict[str, list[bytes]] = {}
         """Per request, hashes of its full blocks as far as they were needed."""
         self.num_findable: dict[str, int] = {}
@@ -57,11 +57,11 @@ class PrefixCache:
         """Blocks that the step being planned completes: findable, but not yet written."""
 
     def begin_step(self) -> None:
-        """The blocks of the step before have been written."""
+        """Note that the blocks of the step before have been written."""
         self.pending.clear()
 
     def find(self, request: Request) -> PrefixHit:
-        """The longest cached prefix of a request's known tokens."""
+        """Return the longest cached prefix of a request's known tokens."""
         blocks: list[int] = []
         if not self._is_asked(request):
             return PrefixHit(blocks, 0)
@@ -73,7 +73,7 @@ class PrefixCache:
             blocks.append(block)
         num_tokens = len(blocks) * size
         if num_tokens == num_known:
-            if blocks[-1] in self.pending:  # it must be copied before this step's forward: too soon
+            if blocks[-1] in self.pending:  # the copy precedes the forward that fills the block
                 return PrefixHit(blocks[:-1], num_tokens - size)
             num_tokens -= 1
         return PrefixHit(blocks, num_tokens)
@@ -81,7 +81,7 @@ class PrefixCache:
     def can_allocate(self, request: Request, hit: PrefixHit) -> bool:
         """Whether a table for all known tokens fits, given what is cached of them."""
         num_new = self.kv.num_blocks_for(request.num_tokens) - len(hit.blocks)
-        if hit.num_tokens < len(hit.blocks) * self.kv.block_size:  # the last one is written into
+        if hit.num_tokens < len(hit.blocks) * self.kv.block_size:  # writes into the last block
             num_new += self.pool.ref_counts[hit.blocks[-1]] > 0
         num_revived = sum(self.pool.ref_counts[block] == 0 for block in hit.blocks)
         return num_new + num_revived <= self.pool.num_free
@@ -92,20 +92,21 @@ class PrefixCache:
         Returns:
             Copies to make before the forward, as (from block, to block).
         """
-        if self._is_asked(request):
+        # A preempted request finds what it has computed itself: that is not part of the hit rate.
+        if self._is_asked(request) and not request.num_preemptions:
             self.counts["queries"] += 1
             self.counts["hits"] += hit.num_tokens > 0
             self.counts["queried_tokens"] += request.num_tokens
             self.counts["saved_tokens"] += hit.num_tokens
-        # Shared before anything is allocated, which could evict them.
+        # Share the hit's blocks before any other block is allocated, which could evict them.
         self.kv.adopt(request.request_id, hit.blocks)
         self.num_findable[request.request_id] = len(hit.blocks)
         return self.kv.append(request.request_id, hit.num_tokens, request.num_tokens)
 
     def make_findable(self, request: Request, end: int) -> None:
-        """Make the blocks findable that tokens `.. end - 1` fill, as far as the tokens are known.
+        """Make findable the blocks that tokens `.. end - 1` fill, as far as the tokens are known.
 
-        A block is found by its tokens. One whose last token is still being sampled has to wait
+        A block is found by its tokens. A block whose last token is still being sampled has to wait
         until the next call.
         """
         first = self.num_findable.get(request.request_id, 0)
@@ -119,31 +120,32 @@ class PrefixCache:
         self.num_findable[request.request_id] = num_full
 
     def forget_blocks(self, request: Request) -> None:
-        """The blocks of a request that went wrong must not be found; their owners keep them."""
+        """Make the blocks of a request that went wrong unfindable; their owners keep them."""
         for block in self.kv.block_tables[request.request_id]:
             if block in self.pool.hash_of:
                 self.pool.forget(block)
 
     def release(self, request: Request) -> None:
-        """A request's table is about to go. Its blocks stay findable."""
+        """Let go of a request whose table goes away. Its blocks stay findable."""
         self.num_findable.pop(request.request_id, None)
         if request.is_finished:
             self.hashes.pop(request.request_id, None)
 
     def stats(self) -> dict[str, float]:
-        """Queries, hits, hit rate, tokens asked for and saved, blocks evicted."""
+        """Return queries, hits, hit rate, tokens asked for and saved, all of requests that come for
+        the first time, and the number of evicted blocks."""
         queried, saved = self.counts["queried_tokens"], self.counts["saved_tokens"]
         hit_rate = saved / queried if queried else 0.0
         return {**self.counts, "evictions": self.pool.num_evictions, "hit_rate": hit_rate}
 
     def _is_asked(self, request: Request) -> bool:
-        """Whether to look for a prefix: log-probabilities of prompt tokens need all logits, and the
-        last token is always computed."""
+        """Whether to look for a prefix. Not if log-probabilities of prompt tokens are wanted, which
+        need all logits. And not for a single token: the last token is always computed."""
         is_of_use = request.num_tokens > 1 and not request.lacks_prompt_logprobs
         return self.is_enabled and is_of_use
 
     def _hash(self, request: Request, index: int) -> bytes:
-        """Hash of a request's full block; each is computed once."""
+        """Return the hash of a request's full block. Each hash is computed once."""
         hashes = self.hashes.setdefault(request.request_id, [])
         while len(hashes) <= index:
             parent = hashes[-1] if hashes else hash_salt(request.sampling_params.cache_salt)

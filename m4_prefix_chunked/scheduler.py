@@ -25,7 +25,8 @@ from .speculation import Proposer, Speculation, SpeculationCounts
 
 
 class Scheduler(BaseScheduler):
-    """Decode rows first, then prompts under way, then waiting requests, within a token budget."""
+    """Plans decode rows first, then prompts under way, then waiting requests, within a token
+    budget."""
 
     kv: KVCacheManager
 
@@ -68,7 +69,8 @@ class Scheduler(BaseScheduler):
         return plan
 
     def _decode(self, plan: StepPlan, budget: int) -> int:
-        """A row for each running request that lacks only its last token. Returns what is left."""
+        """Add a row for each running request that lacks only its last token. Returns the budget
+        left."""
         for request in self.by_seniority():
             is_running = request.status is RequestStatus.RUNNING  # not preempted for a senior one
             # Forks that start here could be victims of the next row: their prompt comes later.
@@ -80,11 +82,11 @@ class Scheduler(BaseScheduler):
         return budget
 
     def _prefill(self, plan: StepPlan, budget: int) -> None:
-        """The next chunk of each prompt that is under way, then new prompts."""
+        """Add the next chunk of each prompt that is under way, then new prompts."""
         prompts = self.by_seniority() if len(plan.rows) < len(self.running) else []  # all decode
         for request in prompts:
             is_prompt = request.num_uncomputed_tokens > 1 or request in self.completions.further
-            if budget and is_prompt:  # it has its blocks
+            if budget and is_prompt:  # the request already has its blocks
                 budget -= self._add_row(request, plan, budget)
         while self.waiting and not plan.preempted:  # newcomers would only be preempted next
             request = self.waiting.peek()
@@ -96,12 +98,14 @@ class Scheduler(BaseScheduler):
             budget -= self._add_row(request, plan, budget, num_cached)
 
     def by_seniority(self) -> list[Request]:
-        """Running requests, by admission or (priority, arrival). The last is preempted first."""
+        """Return running requests by admission or (priority, arrival). The last is preempted
+        first."""
         is_by_priority = self.config.policy == "priority"
         return sorted(self.running, key=self.waiting.key) if is_by_priority else list(self.running)
 
     def _make_room(self, request: Request, plan: StepPlan) -> bool:
-        """Get blocks for a running request's next token. False if the request had to go itself."""
+        """Get blocks for a running request's next token. Returns False if the request itself was
+        preempted."""
         while not self.kv.append(request, plan):
             victim = self.by_seniority()[-1]
             self.kv.preempt(victim, plan, f"no free block for {request.request_id}")
@@ -112,7 +116,7 @@ class Scheduler(BaseScheduler):
         return True
 
     def _add_row(self, request: Request, plan: StepPlan, budget: int, num_cached: int = 0) -> int:
-        """A row of as many tokens as the budget allows. Returns how many it takes."""
+        """Add a row of as many tokens as the budget allows. Returns how many tokens it takes."""
         num_new_tokens = request.num_uncomputed_tokens
         if num_new_tokens > 1 and self.config.enable_chunked_prefill:
             longest = self.config.long_prefill_token_threshold or budget
@@ -136,7 +140,7 @@ class Scheduler(BaseScheduler):
         return num_new_tokens
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:
-        """Why a request and its completions cannot join a step that has `budget` tokens left."""
+        """Return why a request and its completions cannot join a step with `budget` tokens left."""
         num_running = len(self.running) + self.completions.num_of(self.running)
         if num_running + self.completions.num_of([request]) >= self.config.max_num_seqs:
             return f"max_num_seqs={self.config.max_num_seqs}, running: {num_running}"
@@ -148,7 +152,8 @@ class Scheduler(BaseScheduler):
         return None
 
     def _admit(self, request: Request, plan: StepPlan) -> int:
-        """Give a new or preempted request blocks for all its tokens. Returns those found cached."""
+        """Give a new or preempted request blocks for all its tokens. Returns how many of them were
+        cached."""
         is_new = not request.num_preemptions
         num_cached = self.kv.allocate(request, plan)
         request.become(RequestStatus.RUNNING)
@@ -159,7 +164,7 @@ class Scheduler(BaseScheduler):
     def update(
         self, plan: StepPlan, sampled: dict[str, list[SampledToken]]
     ) -> list[EngineCoreOutput]:
-        """Take in the results of a step, guesses that were wrong before tokens are appended."""
+        """Take in the results of a step. Rejected draft tokens leave before tokens are appended."""
         if self.speculation:
             if not plan.is_launched:
                 self.mark_launched(plan)
@@ -167,11 +172,11 @@ class Scheduler(BaseScheduler):
         return super().update(plan, sampled)
 
     def stats(self) -> dict[str, Any]:
-        """M3's figures, those of the prefix cache and of guesses."""
+        """Return M3's figures, and those of the prefix cache and of speculation."""
         counts = self.speculation.counts if self.speculation else SpeculationCounts()
         return {**super().stats(), **counts.stats()}
 
     def check_invariants(self) -> None:
-        """Assert that no block is lost, and that no more requests run than may."""
+        """Assert that no block is lost, and that at most `max_num_seqs` requests run."""
         super().check_invariants()
         assert len(self.running) <= self.config.max_num_seqs

@@ -1,13 +1,14 @@
-"""Speculation without a draft model: a decode row of 1 + k tokens, k of them guessed.
+"""Speculation without a draft model: decode rows of 1 + k tokens, k of them guessed (draft tokens).
 
-    known       ... the cat              the last one is computed, and a token sampled behind it
-    row         cat | sat  on  her       three guesses are computed with it, in the same step
-    sampled     sat | on   the  .        behind each a token, by the noise of its position
-                 =    =    !             "sat" and "on" came true; "the" comes in place of "her"
+    known       ... the cat              the last one is computed, and a token sampled after it
+    row         cat | sat  on  her       three draft tokens are computed with it, in the same step
+    sampled     sat | on   the  .        after each a token, by the noise of its position
+                 =    =    !             "sat" and "on" are accepted; "the" comes instead of "her"
 
-What is sampled behind a wrong token is dropped. All that is kept was sampled behind the right
-ones, so it is what would have come one by one: greedy or not, no token ever differs. A step that
-computes few tokens waits for its weights and not for its arithmetic: three more cost little.
+Tokens sampled after a wrong token are dropped. Every token that is kept was sampled after right
+tokens, so it is the token that would have come one by one: greedy or not, no token ever differs. A
+step that computes few tokens waits for its weights and not for its arithmetic: three more tokens
+cost little.
 """
 
 from __future__ import annotations
@@ -32,31 +33,34 @@ MAX_REST = 32
 
 
 class Proposer(Protocol):
-    """Guesses tokens: `NgramProposer`, or whatever else. Bad guesses cost time, nothing more."""
+    """Makes draft tokens: `NgramProposer`, or another. Wrong ones cost time, nothing more."""
 
     def propose(self, request: Request, num_tokens: int) -> list[int]:
-        """At most `num_tokens` tokens that may come behind the known ones."""
+        """Return at most `num_tokens` tokens that may come after the known ones."""
 
 
 @dataclass(slots=True)
 class GuessingRow(ScheduledRequest):
-    """A decode row whose last tokens are guesses, kept as far as they are what is sampled."""
+    """A decode row whose last tokens are draft tokens, kept as far as they equal the sampled
+    tokens."""
 
     draft_token_ids: list[int] = field(default_factory=list)
-    """Guesses at the tokens behind the known ones."""
+    """Draft tokens after the known ones."""
     num_missing: int = 0
-    """How many of them a device was to make, and did not."""
+    """Number of draft tokens that a device was asked to make, and did not make."""
     num_accepted: int | None = None
-    """How many of them have come true; None: not known yet."""
+    """Number of draft tokens that were accepted; None: not known yet."""
 
     def __post_init__(self) -> None:
-        """It samples for its own request alone: a token behind each guess, and one before."""
+        """Let the row sample for its own request only: a token before the draft tokens, and one
+        after each of them."""
         self.sampling_requests = [self.request]
         self.num_sampled_tokens = 1 + len(self.draft_token_ids)
 
     @classmethod
     def of(cls, row: ScheduledRequest, guesses: list[int]) -> GuessingRow:
-        """A row that takes the place of a plain one, with guesses behind its last token."""
+        """Return a row that takes the place of a plain one, with draft tokens after its last
+        token."""
         return cls(
             row.request,
             row.start,
@@ -68,17 +72,17 @@ class GuessingRow(ScheduledRequest):
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens to compute, guesses last."""
+        """The tokens to compute, draft tokens last."""
         return self.request.token_ids[self.start : self.end] + self.draft_token_ids
 
     @property
     def phase(self) -> str:
-        """Only rows that decode guess."""
+        """`decode`, always: no other row has draft tokens."""
         return "padding" if self.is_padding else "decode"
 
     @property
     def figures(self) -> dict[str, int]:
-        """How many tokens were guessed, and how many of them came true."""
+        """Number of draft tokens, and how many of them were accepted."""
         return {
             **super(GuessingRow, self).figures,
             "num_draft_tokens": len(self.draft_token_ids),
@@ -87,51 +91,56 @@ class GuessingRow(ScheduledRequest):
 
 
 def draft_token_ids(row: ScheduledRequest) -> list[int]:
-    """The guesses of a row; a plain one has none."""
+    """Return the draft tokens of a row; a plain row has none."""
     return row.draft_token_ids if isinstance(row, GuessingRow) else []
 
 
 @dataclass(frozen=True)
 class GuessedRequest:
-    """A request as it would be if some guesses had come true, for sampling behind them."""
+    """A request as it would be if some draft tokens were right, for sampling after them."""
 
     request: Request
     guesses: list[int]
 
     @property
     def sampling_params(self) -> SamplingParams:
-        """The request's."""
+        """The request's own."""
         return self.request.sampling_params
 
     @property
     def seed(self) -> int:
-        """The request's."""
+        """The request's own."""
         return self.request.seed
 
     @property
     def token_ids(self) -> list[int]:
-        """The known tokens, then the guesses."""
+        """The known tokens, then the draft tokens."""
         return self.request.token_ids + self.guesses
 
     @property
     def num_output_tokens(self) -> int:
-        """The known ones of the output, and the guesses."""
+        """Number of known output tokens and draft tokens together."""
         return self.request.num_output_tokens + len(self.guesses)
 
     @property
+    def num_known_tokens(self) -> int:
+        """The known ones of the output."""
+        return self.request.num_output_tokens
+
+    @property
     def stop_token_ids(self) -> frozenset[int]:
-        """The request's."""
+        """The request's own."""
         return self.request.stop_token_ids
 
     @property
     def allowed_tokens(self) -> AllowedTokens | None:
-        """The request's, which goes by the tokens that it is given."""
+        """The request's own rule, which depends on nothing but the tokens that it is given."""
         return self.request.allowed_tokens
 
 
 def accept(guesses: list[int], sampled: list[SampledToken]) -> list[SampledToken]:
-    """What is kept of the tokens sampled before and behind guesses: up to the first that differs
-    from the guess in its place. A token then comes as if those before it had come one by one."""
+    """Return the sampled tokens to keep: up to the first that differs from the draft token in its
+    place, this one included. Each kept token is the one that would have come without drafts."""
     for place, guess in enumerate(guesses):
         if sampled[place].token_id != guess:
             return sampled[: place + 1]
@@ -140,34 +149,35 @@ def accept(guesses: list[int], sampled: list[SampledToken]) -> list[SampledToken
 
 @dataclass
 class Luck:
-    """How a request's guesses have fared: from the third miss in a row on, each doubles the rest.
+    """Back-off: from the third miss in a row on, each miss doubles the pause before the next draft.
 
-    The first two cost none: repeats go on behind a word that differs.
+    The first two misses cost no pause: a repetition may go on after a word that differs.
     """
 
     num_misses: int = 0
     rest: int = 0
-    """Steps without guesses that are left."""
+    """Steps without draft tokens that are left."""
 
     def note(self, has_hit: bool) -> None:
-        """A row with room for guesses has been computed; a hit is at least one that came true."""
+        """Note that a row with room for draft tokens has been computed. It is a hit if at least one
+        draft token was accepted."""
         self.num_misses = 0 if has_hit else self.num_misses + 1
         self.rest = min(2 ** max(0, self.num_misses - 2), MAX_REST) - 1
 
 
 @dataclass
 class SpeculationCounts:
-    """What has become of guesses since the start."""
+    """Counts of draft tokens since the start: made, and accepted."""
 
     num_drafts: int = 0
-    """Rows with guesses."""
+    """Rows with draft tokens."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_per_position: Counter[int] = field(default_factory=Counter)
-    """How many first, second ... guesses of a row have come true."""
+    """How many first, second ... draft tokens of a row were accepted."""
 
     def note(self, row: GuessingRow) -> None:
-        """Count a row whose guesses have been settled."""
+        """Count a row whose draft tokens have been settled."""
         num_accepted = row.num_accepted or 0
         if row.draft_token_ids:  # a device may have found none
             self.num_drafts += 1
@@ -176,7 +186,7 @@ class SpeculationCounts:
             self.num_accepted_per_position.update(range(num_accepted))
 
     def stats(self) -> dict[str, Any]:
-        """The counts by the names that vLLM gives them."""
+        """Return the counts by the names that vLLM gives them."""
         positions = self.num_accepted_per_position
         return {
             "spec_decode_num_drafts": self.num_drafts,
@@ -187,12 +197,12 @@ class SpeculationCounts:
 
 
 class Speculation:
-    """Lets decode rows guess, with what all others have left of a step.
+    """Gives draft tokens to decode rows, from the budget that all rows have left of a step.
 
     Args:
-        kv: block tables, in which guesses need room.
-        proposer: None: an `NgramProposer`.
-        can_guess: whether a runner can compute these rows with guesses; None: it always can.
+        kv: block tables, in which draft tokens need room.
+        proposer: makes draft tokens; None: an `NgramProposer`.
+        can_guess: whether a runner can compute these rows with draft tokens; None: it always can.
     """
 
     def __init__(
@@ -210,13 +220,13 @@ class Speculation:
         self.max_rows = config.num_rows_that_guess
         self._luck = WeakKeyDictionary[Request, Luck]()  # forgotten with their requests
         self._guessing: list[GuessingRow] = []
-        """Rows with guesses of which nothing is known yet."""
+        """Rows with draft tokens whose results are not known yet."""
 
     def extend(self, plan: StepPlan, budget: int) -> None:
-        """Add guesses to the rows of a plan, within budget and free memory.
+        """Add draft tokens to the rows of a plan, within budget and free memory.
 
-        Nobody is preempted for a guess. None is made in a step that has preempted somebody, or that
-        computes a prompt or many rows: there is no idle arithmetic in those.
+        No request is preempted for draft tokens. A step that has preempted a request gets none, nor
+        does a step that computes a prompt or many rows: there is no idle arithmetic in those.
         """
         self._learn()
         if plan.preempted or len(plan.rows) > self.max_rows:
@@ -228,7 +238,7 @@ class Speculation:
             return
         for place, row in enumerate(plan.rows):
             request, luck = row.request, self._luck.setdefault(row.request, Luck())
-            longest = request.max_num_tokens - request.num_tokens - 1  # and a token behind them
+            longest = request.max_num_tokens - request.num_tokens - 1  # one token comes after them
             most = min(self.num_tokens, longest, budget)
             luck.rest -= 1
             if most <= 0 or luck.rest >= 0:
@@ -244,14 +254,18 @@ class Speculation:
                 budget -= len(guesses)
 
     def settle(self, plan: StepPlan, sampled: dict[str, list[SampledToken]]) -> None:
-        """Wrong guesses were computed in vain, and what was launched meanwhile began sooner. Done
-        before tokens are appended, so that nobody takes the KV of guesses for theirs."""
+        """Take rejected draft tokens out of the plan, and correct the start of rows that were
+        launched meanwhile.
+
+        Must run before tokens are appended: the KV of a rejected draft token is not the KV of the
+        token that comes in its place.
+        """
         for row in plan.rows:
             request = row.request
             if row.is_padding or request.is_finished or not row.samples:
                 continue
             num_guesses = len(draft_token_ids(row))
-            # Sooner by what was wrong in the step before, which was not known when it was planned.
+            # Sooner by the tokens that the step before rejected: unknown when the row was planned.
             row.start = min(row.start, len(request.token_ids) + num_guesses - row.num_new_tokens)
             if not isinstance(row, GuessingRow):
                 continue
@@ -265,7 +279,7 @@ class Speculation:
             self.counts.note(row)
 
     def _learn(self) -> None:
-        """Note what has become of guesses."""
+        """Note which rows had accepted draft tokens."""
         for row in self._guessing:
             if row.num_accepted is not None:
                 self._luck.setdefault(row.request, Luck()).note(row.num_accepted > 0)

@@ -1,4 +1,4 @@
-"""Guesses are verified: tokens are sampled before and behind them, kept up to the first error."""
+"""Verify draft tokens: sample before and after each of them, keep tokens up to the first error."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .speculation import GuessedRequest, accept, draft_token_ids
 def sample_and_verify(
     rows: Sequence[ScheduledRequest], logits: torch.Tensor
 ) -> dict[str, list[SampledToken]]:
-    """The tokens of each request that samples, by its id: one, behind guesses that came true.
+    """Return the tokens of each request that samples, by id: accepted draft tokens, then one more.
 
     Args:
-        logits: for each of them, behind the last `num_sampled_tokens` tokens of its row.
+        logits: for each of these requests, at the last `num_sampled_tokens` tokens of its row.
     """
     states: list[SamplingState] = []
     for row in rows:

@@ -4,7 +4,7 @@ import sys
 
 __version__ = "0.1.0"
 MILESTONES = ("m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked", "m5_kernels")
-"""The packages that stand on this one, each on those before it."""
+"""The packages that build on this one, each on those before it."""
 
 _LIBRARIES = (
     *("torch", "transformers", "huggingface_hub", "safetensors", "numpy"),

@@ -31,7 +31,7 @@ from milestone_llm.models.threads import let_threads_sleep
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Help with the module docstring unchanged, and with the default of every option."""
+    """Shows the module docstring unchanged in the help, and the default of every option."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default in (None, False, argparse.SUPPRESS) or action.default == []:
@@ -77,7 +77,7 @@ class Range(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Store them as a tuple."""
+        """Store the two numbers as a tuple."""
         if values[0] > values[1]:
             parser.error(f"{option_string}: MIN {values[0]} is above MAX {values[1]}")
         setattr(namespace, self.dest, tuple(values))
@@ -153,10 +153,10 @@ def config_fields(settings: Iterable[str], option: str = "--set") -> dict[str, A
 
 
 def try_to_write(path: Path) -> None:
-    """Check that a file can be written, before the work that it is for.
+    """Check that a file can be written, before the work whose results it is for.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: the file cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -224,9 +224,10 @@ def model_libraries(num_threads: int | None) -> Iterator[None]:
 
 
 def ended_in_one_line(body: Callable[[], int | None]) -> int:
-    """Run a body that needs no model in this process, as `run_command`. Returns the exit status.
+    """Run a body that needs no model in this process, as `run_command` does. Returns the exit
+    status.
 
-    SIGTERM ends it as an exception does, so that programs that it started are ended too.
+    SIGTERM ends the body as an exception does, so that programs that it started are ended too.
     """
     for stream in (sys.stdout, sys.stderr):
         # a character that an ASCII terminal lacks is not an error

@@ -1,8 +1,9 @@
-"""Keep the garbage collector away from what lives long: libraries, models, engines.
+"""Keep the garbage collector away from objects that live long: libraries, models, engines.
 
-It would look through all their objects now and then, which stops a fast engine for some 0.2 s. A
-program freezes them, for good and for the whole process. An engine only waits while it generates:
-what was frozen and thawed would be old at once, and hardly ever looked at again.
+The collector would look through all their objects now and then, which stops a fast engine for some
+0.2 s. A program freezes them, for good and for the whole process. An engine does not freeze. It
+only keeps the collector from old objects while it generates: objects that are frozen and thawed
+count as old at once, and the collector would hardly ever look at them again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def freeze_gc_heap() -> None:
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """Within, the collector rests: while much is imported or built that stays, for instance."""
+    """Pause garbage collection inside the block, for instance while much is imported or built that
+    stays."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -34,9 +36,9 @@ def gc_paused() -> Iterator[None]:
 
 @contextlib.contextmanager
 def gc_young_only() -> Iterator[None]:
-    """Within, the collector looks at new objects alone; what is old has its turn afterwards."""
+    """Collect only new objects inside the block; old objects have their turn afterwards."""
     young, middle, old = gc.get_threshold()
-    if old == _NEVER:  # another thread generates, and sets it back
+    if old == _NEVER:  # another thread generates, and will restore the thresholds
         yield
         return
     try:

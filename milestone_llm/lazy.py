@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for (PEP 562)."""
+"""Lazy imports: names of a package that are imported when they are first used (PEP 562)."""
 
 from __future__ import annotations
 

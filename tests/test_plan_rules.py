@@ -25,6 +25,7 @@ class Scheduler(Base):
 BROKEN = {
     "a row twice": ("plan.rows.append(plan.rows[0])", "x is in this step twice"),
     "too soon": ("plan.rows[1].start -= 1", "y's row starts at 5"),
+    "too late": ("plan.rows[1].start += 1", "y's row starts at 7"),
     "too many": ("plan.rows[0].num_new_tokens += 1", "x's row has 2 tokens"),
     "too few": ("plan.rows[0].num_new_tokens = -1", "x's row has -1 tokens"),
     "another's token": (
@@ -40,6 +41,9 @@ BROKEN = {
     "a lost one": ("self.running.pop()", "lost: z"),
     "nothing": ("plan = StepPlan()", "the plan is empty"),
     "no plan": ("plan = None", "None"),
+    "a neighbour's blocks": ("plan.rows[0].blocks = plan.rows[1].blocks", "x's row has the blocks"),
+    "an invented copy": ("plan.copies = [(0, 1)]", "the plan's copies are of blocks [(0, 1)]"),
+    "an invented swap": ("plan.swap_ins = [(0, 0)]", "the plan's swap_ins are of blocks [0]"),
 }
 
 

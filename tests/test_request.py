@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from helpers.engines import make_request
+from helpers.schedulers import of_length
 from milestone_llm.core.logprobs import logprob_columns
 from milestone_llm.core.outputs import Logprob, SampledToken
 from milestone_llm.core.plan import ScheduledRequest
@@ -55,7 +55,7 @@ def test_a_thousand_requests_are_served_by_looking_at_few_of_them(monkeypatch):
         RequestQueue, "key", lambda self, request: looks.append(request) or key(self, request)
     )
     queue = RequestQueue("priority")
-    requests = [make_request(f"q{n}", arrival=n, priority=n % 7) for n in range(1000)]
+    requests = [of_length(f"q{n}", 4, arrival=n, priority=n % 7) for n in range(1000)]
     for request in requests:
         queue.add(request)
     for request in requests[::3]:

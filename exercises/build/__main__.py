@@ -55,7 +55,7 @@ def say(text: str, **options: Any) -> None:
 
 
 def begin(course: Course) -> None:
-    """Write those of the reader's files that are not there."""
+    """Write the reader's files that are missing."""
     missing = course.missing()
     for path, text in missing.items():
         (ROOT / path).write_text(text, encoding="utf-8")
@@ -65,7 +65,8 @@ def begin(course: Course) -> None:
 
 
 def progress() -> int:
-    """Which steps pass, in every course, up to the first that does not."""
+    """Print which steps pass, in every course, up to the first that does not. Returns 0 if all
+    pass, else 1."""
     is_done = True
     for name in course_names():
         course = Course.named(name)
@@ -84,7 +85,7 @@ def progress() -> int:
 
 
 def check_in_order(course: Course) -> int:
-    """Steps of one course, up to the first that fails."""
+    """Check the steps of one course, up to the first that fails. Returns 0 if all pass, else 1."""
     for number in range(1, len(course.steps) + 1):
         if check(course, number):
             return 1
@@ -92,7 +93,7 @@ def check_in_order(course: Course) -> int:
 
 
 def check(course: Course, number: int) -> int:
-    """One step: its task and what is wrong, or that it passes and what comes next."""
+    """Check one step. Print its task and what is wrong, or that it passes and what comes next."""
     step = course.steps[number - 1]
     name = f"{course.name}, step {number} of {len(course.steps)}: {step.title}"
     found = problem_in_time(course, step)
@@ -109,14 +110,14 @@ def check(course: Course, number: int) -> int:
 
 
 def problem_in_time(course: Course, step: Step) -> str | None:
-    """What is wrong with a step; a loop without an end is stopped where it is."""
+    """Return what is wrong with a step; an endless loop is stopped where it is."""
     with _stopped_after(step.seconds):
         return problem(step, course.parts)
 
 
 @contextlib.contextmanager
 def _stopped_after(seconds: int) -> Iterator[None]:
-    """Within, a TimeoutError is raised when so much CPU time is spent."""
+    """Raise a TimeoutError in the block after this many seconds of CPU time."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise TimeoutError(f"no end after {seconds} s: does a loop go on for ever?")
@@ -131,6 +132,6 @@ def _stopped_after(seconds: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    # Kernels run on the CPU, unless the reader says otherwise. Triton asks when it is imported.
+    # Kernels run on the CPU, unless the reader says otherwise. Triton reads this at its import.
     os.environ.setdefault("TRITON_INTERPRET", "1")
     sys.exit(main())

@@ -1,4 +1,5 @@
-"""A course is a folder with files to be written and a list of steps; a step is a check in words.
+"""Courses and their steps. A course is a folder with files to write and a list of steps; a step is
+a task with a check that explains what is wrong.
 
 `steps.py` of a course has `TITLE` and `DONE`, its steps in order, and, if the reader's files are
 made from a milestone's, `MILESTONE` and `FILES`. A check gets the `Parts` that the reader has
@@ -30,20 +31,20 @@ FILE_OF = {
     "KVCacheManager": "kv_cache_manager",
     "CachingBlockPool": "caching_pool",
     "PrefixCache": "prefix_cache",
-    "hash_block": "prefix_cache",  # which imports it
+    "hash_block": "prefix_cache",  # prefix_cache imports it
 }
-"""In which file of a course each part is written."""
+"""The file of a course in which each part is written."""
 
 
 class Wrong(Exception):  # noqa: N818
-    """What is wrong, in words for the reader."""
+    """The reader's code is wrong. The message says what, in words for the reader."""
 
 
 class Parts:
     """Classes and functions of a course by name: the reader's, or those of a milestone.
 
     Args:
-        package: `exercises.build.m2`, or `m2_batching`, whose files are called the same.
+        package: `exercises.build.m2`, or `m2_batching`, whose files have the same names.
     """
 
     def __init__(self, package: str) -> None:
@@ -63,26 +64,26 @@ class Step:
 
     title: str
     file: str
-    """Where it is written, in the course's folder."""
+    """The file to write in, in the course's folder."""
     check: Callable[[Parts], None]
     needs_model: bool = False
-    """Whether it wants torch, which a browser has not."""
+    """Whether the check needs torch, which a browser does not have."""
 
     @property
     def task(self) -> str:
-        """What to write, in a few sentences: the docstring of the check."""
+        """The task in a few sentences: the docstring of the check."""
         return " ".join((self.check.__doc__ or "").split())
 
     @property
     def seconds(self) -> int:
-        """CPU time after which the check is taken for an endless loop."""
+        """Seconds of CPU time after which the check counts as an endless loop."""
         return 100 if self.needs_model else 10
 
 
 def step(
     title: str, file: str, needs_model: bool = False
 ) -> Callable[[Callable[[Parts], None]], Step]:
-    """Makes a step of the check that stands below."""
+    """Return a decorator that makes a step of a check."""
     return lambda check: Step(title, file, check, needs_model)
 
 
@@ -94,14 +95,14 @@ class Course:
     title: str
     steps: list[Step]
     done: str
-    """What to do when all steps pass."""
+    """Text for the reader when all steps pass: what to do next."""
     milestone: str
-    """The package that is written anew; empty, if there is none."""
+    """The package that the reader writes anew; empty if there is none."""
     files: list[File]
 
     @classmethod
     def named(cls, name: str) -> Course:
-        """The course in this folder."""
+        """Load the course in the folder `name`."""
         module = importlib.import_module(f"{__package__}.{name}.steps")
         milestone, files = getattr(module, "MILESTONE", ""), getattr(module, "FILES", [])
         steps = [each for each in vars(module).values() if isinstance(each, Step)]
@@ -109,11 +110,11 @@ class Course:
 
     @property
     def parts(self) -> Parts:
-        """What the reader has written."""
+        """The parts that the reader has written."""
         return Parts(f"{__package__}.{self.name}")
 
     def texts(self) -> dict[str, str]:
-        """The reader's files before anything is written, by path from the root."""
+        """Return the reader's files as they are at the beginning, by path from the root."""
         folder = (FOLDER / self.name).relative_to(ROOT)
         own = {
             each.module: f"{self.parts.package}.{PurePath(each.name).stem}" for each in self.files
@@ -126,21 +127,21 @@ class Course:
         }
 
     def missing(self) -> dict[str, str]:
-        """Those of them that are not there yet."""
+        """Return the reader's files that are not there yet, by path from the root."""
         return {path: text for path, text in self.texts().items() if not (ROOT / path).exists()}
 
     def path(self, step: Step) -> str:
-        """The file in which a step is written, from the root of the repository."""
+        """Return the file in which a step is written, from the root of the repository."""
         return (FOLDER / self.name / step.file).relative_to(ROOT).as_posix()
 
 
 def course_names() -> list[str]:
-    """All courses, in the order in which they are taken."""
+    """Return the names of all courses, in the order in which readers take them."""
     return sorted(path.parent.name for path in FOLDER.glob("*/steps.py"))
 
 
 def problem(step: Step, parts: Parts) -> str | None:
-    """What is wrong with a step, in words; None if it passes."""
+    """Return what is wrong with a step, in words; None if it passes."""
     try:
         step.check(parts)
     except NotImplementedError as error:
@@ -153,8 +154,8 @@ def problem(step: Step, parts: Parts) -> str | None:
 
 
 def explained(error: Exception) -> str:
-    """An exception out of the reader's code: what was raised, and at which line of theirs."""
-    frames: dict[str, traceback.FrameSummary] = {}  # of each of their files the innermost
+    """Explain an exception of the reader's code: what was raised, and at which line of theirs."""
+    frames: dict[str, traceback.FrameSummary] = {}  # the innermost frame of each of their files
     for frame in traceback.extract_tb(error.__traceback__):
         path = Path(frame.filename)
         is_comprehension = frame.name.endswith(("comp>", "genexpr>"))
@@ -181,10 +182,10 @@ def _place(frame: traceback.FrameSummary) -> str:
 
 
 def _unexpected(error: Exception) -> str:
-    """An exception that did not come through the reader's files: all of it. A library that is not
-    installed: how to install it."""
+    """Return all of an exception that did not come through the reader's files; for a library that
+    is not installed, how to install it."""
     if isinstance(error, ModuleNotFoundError):
-        with contextlib.suppress(ModuleNotFoundError):  # raised again: it is not one of ours
+        with contextlib.suppress(ModuleNotFoundError):  # raised again for a library not of ours
             return how_to_install(error)
     return f"{type(error).__name__}: {error}\n{''.join(traceback.format_exception(error)[-4:])}"
 

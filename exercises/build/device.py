@@ -1,8 +1,9 @@
 """Requests of scripted traffic, and a model runner whose KV memory is lists: no model, no waiting.
 
-Each place of the memory keeps which tokens its keys and values were computed from: the token and
-all before it. Every row writes its tokens and then reads its whole context back through its blocks,
-so memory that is given to two requests, or a wrong block of a prefix, is found at the very step.
+Each place of the memory stores which tokens its keys and values were computed from: the token and
+all tokens before it. Every row writes its tokens and then reads its whole context back through its
+blocks. So memory that is given to two requests, or a wrong block of a prefix, is found in the very
+step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ VOCAB_SIZE = 1000
 
 
 def token_of(*words: object) -> int:
-    """A token id that follows from some words."""
+    """Return a token id that depends on these words only."""
     return zlib.crc32(repr(words).encode()) % VOCAB_SIZE
 
 
@@ -33,7 +34,7 @@ class Ask:
 
     name: str
     num_prompt_tokens: int = 4
-    """Those that are its own; they come after the blocks of `prompt`."""
+    """Prompt tokens of the request's own; they come after the blocks of `prompt`."""
     max_tokens: int = 3
     priority: int = 0
     n: int = 1
@@ -50,7 +51,7 @@ class Ask:
         return f"{self.name} (prompt of {blocks}{own}, {self.max_tokens} to generate{more})"
 
     def requests(self, arrival: int, block_size: int) -> list[Request]:
-        """A request for each completion, as an engine makes them."""
+        """Return a request for each completion, as an engine makes them."""
         tokens = [token_of(name, index) for name in self.prompt for index in range(block_size)]
         tokens += [token_of(self.name, "own", index) for index in range(self.num_prompt_tokens)]
         params = SamplingParams(
@@ -71,7 +72,7 @@ class Ask:
 
 
 def next_token(token_ids: Sequence[int], seed: int) -> int:
-    """What `ListDevice` samples after these tokens."""
+    """Return the token that `ListDevice` samples after these tokens."""
     return token_of(seed, *token_ids)
 
 
@@ -81,7 +82,7 @@ class ListDevice:
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.memory: dict[int, list[int]] = {}
-        """By block, for each of its places a number that stands for a token and all before it."""
+        """Per block, for each of its places: a number made of a token and all tokens before it."""
         self.host: dict[int, list[int]] = {}
 
     def run(self, plan: StepPlan) -> dict[str, list[SampledToken]]:
@@ -133,5 +134,5 @@ class ListDevice:
 
 
 def _mark(request: Request, position: int) -> int:
-    """Stands for the keys and values of a token, which depend on all tokens before it."""
+    """Return a number in place of a token's keys and values, which depend on all tokens before."""
     return 1 + zlib.crc32(repr(request.token_ids[: position + 1]).encode())

@@ -23,8 +23,8 @@ def check_random_traffic(
     """Compare decisions with the milestone's scheduler, the shortest traffic first.
 
     Args:
-        make: a scheduler of this class, with settings by chance.
-        ask: a request of this name.
+        make: returns a scheduler of the given class, with random settings.
+        ask: returns a random request of the given name.
     """
     reference = importlib.import_module(f"{milestone}.scheduler").Scheduler
     for seed in range(NUM_TRAFFICS):
@@ -43,7 +43,7 @@ def check_random_traffic(
 
 
 def any_ask(name: str, rng: random.Random) -> Ask:
-    """A short request."""
+    """Return a short request of this name."""
     return Ask(name, rng.randint(1, 8), rng.randint(1, 8), priority=rng.randint(0, 2))
 
 
@@ -51,7 +51,7 @@ def check_engine(milestone: str, parts: Parts, **fields: Any) -> None:
     """Serve prompts with an engine of the milestone, then with the reader's scheduler in it.
 
     Args:
-        fields: of the EngineConfig of both.
+        fields: fields of the EngineConfig of both engines.
     """
     from milestone_llm.cli import model_libraries
 

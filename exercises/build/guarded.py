@@ -1,7 +1,7 @@
-"""Kernels of the reader's on tensors in guarded memory, and what is wrong with their results.
+"""Run the reader's kernels on tensors in guarded memory, and find what is wrong with the results.
 
-Tensors lie in the middle of larger memory: NaN around what is read, a number that nobody computes
-around what is written. So a kernel that reads or writes beyond its part is found.
+Tensors are in the middle of larger memory. Around input there is NaN; around output there is a
+number that no kernel computes. So a kernel that reads or writes outside its part is found.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ import torch
 from .check import Parts, Wrong
 
 GUARD = 256
-"""Elements of foreign memory before and behind a tensor."""
+"""Elements of foreign memory before and after a tensor."""
 Causes = Sequence[tuple[Callable[[torch.Tensor], bool], str]]
-"""What may be the reason: a condition on a result, and words; the first that holds is told."""
+"""Possible causes: a condition on a result, and words. The first cause that holds is told."""
 UNWRITTEN = -7777.0
-"""What output holds before a kernel writes it, and what lies around it."""
+"""The value of output before a kernel writes it, and of the memory around it."""
 
 
 def device() -> str:
-    """Where kernels run: on the CPU under the interpreter, which `python -m exercises.build` chose.
+    """Return where kernels run: "cpu" under the interpreter, which `python -m exercises.build`
+    chose, or else "cuda".
 
     Raises:
         Wrong: kernels cannot run here.
@@ -42,7 +43,7 @@ def device() -> str:
 
 
 def guarded(values: torch.Tensor, around: float = float("nan")) -> torch.Tensor:
-    """A contiguous copy in the middle of larger memory that is filled with `around`."""
+    """Return a contiguous copy in the middle of larger memory that is filled with `around`."""
     memory = torch.full((values.numel() + 2 * GUARD,), around, dtype=values.dtype, device=device())
     copy = memory[GUARD:-GUARD].view(values.shape)
     copy.copy_(values)
@@ -50,20 +51,21 @@ def guarded(values: torch.Tensor, around: float = float("nan")) -> torch.Tensor:
 
 
 def output_of(*shape: int) -> torch.Tensor:
-    """Memory that a kernel is to write."""
+    """Return guarded memory of this shape, for a kernel to write."""
     return guarded(torch.full(shape, UNWRITTEN), UNWRITTEN)
 
 
 def random_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Numbers from a normal distribution."""
+    """Return numbers from a normal distribution."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @contextlib.contextmanager
 def undefined_elements() -> Iterator[None]:
-    """Within, what a load's mask leaves out is NaN if no `other` is given.
+    """Make masked-out elements of a load NaN inside the block, if the load has no `other`.
 
-    On a GPU it is undefined. The interpreter takes 0, and a kernel that relies on it would pass.
+    On a GPU these elements are undefined. The interpreter takes 0, and a kernel that relies on 0
+    would pass.
     """
     interpreter = importlib.import_module("triton.runtime.interpreter")
     load = interpreter.InterpreterBuilder.create_masked_load
@@ -87,7 +89,7 @@ def undefined_elements() -> Iterator[None]:
 
 
 def call(parts: Parts, name: str, *arguments: Any) -> None:
-    """Call one of the reader's functions, `file.function`, or of a file of its name.
+    """Call one of the reader's functions. `name` is `file.function`, or one name for both.
 
     An error in a kernel keeps the line where it happened.
     """
@@ -114,10 +116,10 @@ def check(
     *options: Any,
     tolerance: float = 1e-4,
 ) -> None:
-    """Call a function of the reader's on guarded tensors, an output and options; compare that.
+    """Call a reader's function on guarded tensors, an output and options; compare the output.
 
     Raises:
-        Wrong: as `compare`.
+        Wrong: as `compare` raises it.
     """
     output = output_of(*wanted.shape)
     call(parts, name, *given, output, *options)
@@ -131,7 +133,7 @@ def compare(
     causes: Causes,
     tolerance: float = 1e-4,
 ) -> None:
-    """Compare all numbers of a result. That nothing was written, or too much, is asked first.
+    """Compare all numbers of a result. First check whether nothing was written, or too much.
 
     Raises:
         Wrong: the first wrong number, how many there are, and the cause.
@@ -170,15 +172,15 @@ def has_nan(output: torch.Tensor) -> bool:
 
 
 def always(output: torch.Tensor) -> bool:
-    """The last cause of a list."""
+    """Return True: the condition of the last cause of a list."""
     return True
 
 
 def like(other: torch.Tensor) -> Callable[[torch.Tensor], bool]:
-    """Whether a result is what a certain mistake gives."""
+    """Return a condition: whether a result equals `other`, the result of a certain mistake."""
     return lambda output: torch.allclose(output, other.float(), 1e-3, 1e-3, equal_nan=True)
 
 
 def first_row_is(wanted: torch.Tensor) -> Callable[[torch.Tensor], bool]:
-    """Whether the first row is right, which is not true of all."""
+    """Return a condition: whether at least the first row is right."""
     return lambda output: torch.allclose(output[0], wanted[0].float(), rtol=1e-3, atol=1e-3)

@@ -1,4 +1,4 @@
-"""Calls of one part as at Python's prompt: what each must give, and why.
+"""Sessions: calls of one part as at Python's prompt, what each call must give, and why.
 
 >>> pool = BlockPool(3)
 >>> [pool.allocate(), pool.allocate()]  # the first of free_blocks has been free the longest;
@@ -14,21 +14,21 @@ from typing import Any
 from .check import Wrong, explained
 
 SHOWN = 6
-"""Lines before the one that went wrong, in a message."""
+"""Number of lines shown before the wrong one, in a message."""
 
 
 @dataclass
 class Call:
-    """A line to be typed."""
+    """A line to type."""
 
     code: str
     why: str
     wanted: str = ""
-    """What it must give, as Python writes it; empty if nobody asks."""
+    """The value that the line must give, as Python writes it; empty if it is not checked."""
 
 
 def read_session(text: str) -> list[Call]:
-    """What stands there, line by line."""
+    """Return the calls of a session, line by line."""
     calls: list[Call] = []
     for line in map(str.strip, text.strip().splitlines()):
         if line.startswith(">>> "):
@@ -42,14 +42,14 @@ def read_session(text: str) -> list[Call]:
 
 
 def session(text: str, **names: Any) -> None:
-    """Type in what stands there.
+    """Type in the lines of a session, and check the answers.
 
     Args:
-        names: what it may use.
+        names: names that the lines may use.
 
     Raises:
         Wrong: an answer is not as expected, or the reader's code raises an exception.
-        NotImplementedError: what is not written yet.
+        NotImplementedError: a function is not written yet.
     """
     typed: list[str] = []
     for call in read_session(text):
@@ -69,7 +69,7 @@ def session(text: str, **names: Any) -> None:
 
 
 def complains(function: Any, *arguments: Any) -> bool:
-    """Whether a call is taken for what only a bug does."""
+    """Whether a call raises AssertionError, as for a thing that only a bug does."""
     try:
         function(*arguments)
     except AssertionError:

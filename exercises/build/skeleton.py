@@ -1,4 +1,4 @@
-"""The reader's files: a milestone's own, without the bodies that the reader writes."""
+"""Make the reader's files: a milestone's own, without the bodies that the reader writes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import PurePath
 
 @dataclass(frozen=True)
 class Todo:
-    """What to write in place of a function's body, or of a part of it."""
+    """A task: what to write in place of a function's body, or of a part of it."""
 
     hint: str
     first: int = 0
     last: int | None = None
-    """Of the statements after the docstring, those from `first` to before `last` are left out."""
+    """The statements from `first` to before `last`, counted after the docstring, are left out."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +25,13 @@ class File:
     """A file that the reader writes."""
 
     source: str
-    """The milestone's own, from the root of the repository."""
+    """The milestone's own file, from the root of the repository."""
     todo: Mapping[str, str | Todo]
-    """By function, or `Class.method`: a hint."""
+    """A hint for each function or `Class.method` that the reader writes."""
     notes: str = ""
-    """What the reader is told at its beginning, after the milestone's own words."""
+    """Text for the reader at the file's beginning, after the milestone's own docstring."""
     without: Sequence[str] = ()
-    """Methods that only the milestone's own bodies call."""
+    """Methods to leave out: only the milestone's own bodies call them."""
 
     @property
     def name(self) -> str:
@@ -40,15 +40,15 @@ class File:
 
     @property
     def module(self) -> str:
-        """The milestone's own, as it is imported."""
+        """The milestone's own file, as a module name."""
         return ".".join(PurePath(self.source).with_suffix("").parts)
 
     def text(self, source: str, own: Mapping[str, str]) -> str:
-        """What the reader begins with.
+        """Return the text with which the reader begins.
 
         Args:
-            source: the text of the milestone's own.
-            own: by module, that of the reader in its place.
+            source: the text of the milestone's own file.
+            own: for each module of the milestone, the reader's module in its place.
         """
         tree, lines = ast.parse(source), source.splitlines()
         for name, node in reversed(list(_functions(tree))):
@@ -71,7 +71,7 @@ class File:
 
 
 def _functions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef]]:
-    """Functions and methods with their names, in the order of the file."""
+    """Return functions and methods with their names, in the order of the file."""
     found = []
     for node in tree.body:
         if isinstance(node, ast.FunctionDef):
@@ -83,7 +83,7 @@ def _functions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef]]:
 
 
 def _raise(hint: str, indent: int) -> list[str]:
-    """The line that the reader replaces."""
+    """Return the lines that the reader replaces: they raise NotImplementedError with the hint."""
     lines = textwrap.wrap(hint, 100 - indent - 8, drop_whitespace=False)
     parts = [f"{' ' * (indent + 4)}{line!r}" for line in lines]
     return [f"{' ' * indent}raise NotImplementedError(", *parts, f"{' ' * indent})"]

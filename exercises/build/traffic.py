@@ -1,4 +1,4 @@
-"""Scripted traffic through a scheduler, step by step; what went otherwise is said in words.
+"""Scripted traffic through a scheduler, step by step. A message says in words which step is wrong.
 
 A script has a line for each step, as it should be, and why:
 
@@ -6,10 +6,10 @@ A script has a line for each step, as it should be, and why:
                                       prompt is the blocks A and B and 2 tokens, two completions
     a[0:4] b[0:10] +a +b   # why      rows with tokens 0 to 3 of a and 0 to 9 of b, both admitted
     a[4:5] -b, c waits                b is preempted; c waits, for a reason in the reader's words
-    then b is aborted                 what the function does that is given with the script
+    then b is aborted                 done by the function that is given with the script
     b[0:10] ^b                        b is resumed
     nothing                           a step without rows
-    ...                               it would go on: somebody is left
+    ...                               it would go on: requests are left
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from .check import Wrong, explained
 from .device import Ask, ListDevice
 
 SHOWN = 6
-"""Steps before the one that went wrong, in a message."""
+"""Number of steps shown before the wrong one, in a message."""
 _ASK = re.compile(r"(\w+)\(([A-Z]*)\+?(\d*), (\d+)(?:, (n|priority)=(\d+))?\)")
 
 Then = Callable[[Any, dict[str, Request]], object]
-"""What happens after a step, to the scheduler and all requests by their ids."""
+"""An action after a step, on the scheduler and all requests by their ids."""
 
 
 @dataclass
 class At:
-    """What a step must be."""
+    """The expected plan of a step."""
 
     line: str
     why: str = ""
     waits: Sequence[str] = ()
-    """Who must have a reason in `plan.waiting_reasons`. Its words are the reader's."""
+    """Requests that must have a reason in `plan.waiting_reasons`, in words of the reader's own."""
     then: str = ""
-    """What happens after it, in words."""
+    """Words for the action after the step, if there is one."""
 
 
 def read_script(text: str) -> tuple[dict[int, list[Ask]], list[At], bool]:
-    """Who comes before which step, what steps must be, and whether nobody is left after them."""
+    """Return the requests that come before each step, the expected steps, and whether no request is
+    left after them."""
     arrivals, expected, is_whole = dict[int, list[Ask]](), list[At](), True
     for line in filter(None, map(str.strip, text.splitlines())):
         words, _, why = (part.strip() for part in line.partition("#"))
@@ -73,11 +74,11 @@ def play(scheduler: Any, script: str, then: Then | None = None) -> None:
     """Serve scripted traffic.
 
     Args:
-        then: what the script's "then" does.
+        then: the action of the script's "then".
 
     Raises:
         Wrong: a step is not as expected, or memory is lost.
-        NotImplementedError: what is not written yet.
+        NotImplementedError: a function is not written yet.
     """
     arrivals, expected, is_whole = read_script(script)
     compare(scheduler, arrivals, expected, then, is_whole)
@@ -90,7 +91,7 @@ def compare(
     then: Then | None = None,
     is_whole: bool = True,
 ) -> None:
-    """`play`, of a script that has been read."""
+    """Serve the traffic of a script that has been read, as `play` does."""
     served = _Play(scheduler, arrivals)
     try:
         for at in expected:
@@ -115,7 +116,7 @@ def compare(
 
 
 def lines_of(scheduler: Any, arrivals: Mapping[int, Sequence[Ask]]) -> list[str]:
-    """What a scheduler that is right makes of traffic."""
+    """Return the lines that a right scheduler makes of traffic."""
     served = _Play(scheduler, arrivals)
     while len(served.lines) <= max(arrivals) or scheduler.has_unfinished_requests():
         served.step(None)
@@ -128,16 +129,16 @@ class _Play:
     def __init__(self, scheduler: Any, arrivals: Mapping[int, Sequence[Ask]]) -> None:
         self.scheduler, self.arrivals = scheduler, arrivals
         self.number = 0
-        """Of the step."""
+        """Number of the step."""
         self.lines: list[str] = []
         self.then: dict[int, str] = {}
-        """What happened after a step."""
+        """Words for the actions after steps, by the step's number."""
         self.requests: dict[str, Request] = {}
         self.block_size = getattr(scheduler.config, "block_size", scheduler.max_model_len)
         self.device = ListDevice(self.block_size)
 
     def step(self, at: At | None) -> None:
-        """The next step. Raises `Wrong` if it is not as expected."""
+        """Make the next step. Raises `Wrong` if it is not as expected."""
         self.number = len(self.lines)
         for ask in self.arrivals.get(self.number, ()):
             requests = ask.requests(len(self.requests), self.block_size)
@@ -157,7 +158,7 @@ class _Play:
         self.check_memory()
 
     def check_memory(self) -> None:
-        """Memory belongs to those who run."""
+        """Check that memory belongs to running requests. Raises `Wrong` if not."""
         kv = self.scheduler.kv
         unit = "region" if hasattr(kv, "regions") else "blocks"
         owned = kv.regions if unit == "region" else kv.blocks.block_tables
@@ -177,7 +178,7 @@ class _Play:
             raise Wrong(f"After this step the books of KV memory are wrong: {error}.") from None
 
     def story(self, expected: Sequence[At]) -> str:
-        """Settings, who came, and the last steps."""
+        """Return the story so far: settings, requests that came, and the last steps."""
         config, step = self.scheduler.config, self.number
         settings = [
             f"{each.name}={value}"
@@ -213,7 +214,7 @@ def _check_reasons(plan: StepPlan, at: At) -> None:
 
 
 def line_of(plan: StepPlan) -> str:
-    """A plan as a line."""
+    """Return a plan as a line of a script."""
     parts = [f"{row.request.request_id}[{row.start}:{row.end}]" for row in plan.rows]
     parts += [f"+{request.request_id}" for request in plan.admitted]
     parts += [f"^{request.request_id}" for request in plan.resumed]
@@ -222,10 +223,10 @@ def line_of(plan: StepPlan) -> str:
 
 
 def difference(plan: StepPlan, expected: str, scheduler: Any, waiting: Sequence[Request]) -> str:
-    """What is wrong with a plan, the cause before its consequences.
+    """Return what is wrong with a plan, the cause before its consequences.
 
     Args:
-        expected: the line that it should be.
+        expected: the line that the plan should give.
         waiting: the queue before the plan was made.
     """
     wanted = {n: (int(s), int(e)) for n, s, e in re.findall(r"(\S+)\[(\d+):(\d+)\]", expected)}

@@ -25,7 +25,7 @@ class Choice:
         self.choices = choices
         self.num_allowed = VOCAB_SIZE
 
-    def bits(self, output_token_ids: Sequence[int]) -> torch.Tensor:
+    def bits(self, output_token_ids: Sequence[int], num_known: int | None = None) -> torch.Tensor:
         """Return the bitmask of the tokens that may follow."""
         end, output = len(output_token_ids), tuple(output_token_ids)
         beginnings = [each for each in self.choices if tuple(each[:end]) == output]

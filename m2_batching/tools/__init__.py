@@ -1,1 +1,1 @@
-"""What shows M2 and runs in no step: when the requests of its demo come."""
+"""Tools of M2's demo, used in no step: when its requests come."""

@@ -27,10 +27,10 @@ def add_arrival_options(parser: argparse.ArgumentParser) -> None:
 
 
 def arriving(items: list[WorkItem], args: argparse.Namespace) -> list[WorkItem]:
-    """The requests with the arrivals and priorities that the options give them.
+    """Return the requests with the arrivals and priorities that the options give them.
 
     Raises:
-        InputError: not one arrival or priority a request.
+        InputError: the number of arrivals or priorities is not the number of requests.
     """
     for name in ("arrivals", "priorities"):
         count = len(getattr(args, name) or items)

@@ -1,1 +1,1 @@
-"""What the demo shows of KV memory. No step runs it."""
+"""Tools of M3's demo, used in no step: its pictures of KV memory."""

@@ -32,7 +32,7 @@ _MAX_NAME_WIDTH = 8
 
 
 def steps_to_map(records: Sequence[StepRecord]) -> dict[int, str]:
-    """Index of each record that is worth a map, and what to look at there."""
+    """Return the index of each record that is worth a map, and what to look at there."""
     preempted = _first(bool(record.preempted) for record in records)
     fullest = max(range(len(records)), key=lambda index: records[index].kv.used)
     found = {0: "The first step"}
@@ -57,7 +57,7 @@ def _first(conditions: Iterable[bool]) -> int | None:
 
 
 def print_maps(run: DemoRun) -> None:
-    """The steps that matter: what was computed, and whose each block was meanwhile."""
+    """Print the steps that matter: what was computed, and whose each block was meanwhile."""
     states, order = list(block_history(run.records)), arrival_order(run.records)
     for index, text in steps_to_map(run.records).items():
         show.step(run, run.records[index], text)
@@ -68,7 +68,7 @@ def print_block_map(state: BlockState, order: Sequence[str], console: Console) -
     """Print whose each block is, and how full: a cell a block.
 
     Args:
-        order: request ids in the order of their arrival in the whole trace; gives each its colour.
+        order: request ids in the order of arrival in the whole trace. The order decides colours.
     """
     num_used = len(state.holders)
     text = (
@@ -82,12 +82,12 @@ def print_block_map(state: BlockState, order: Sequence[str], console: Console) -
 
 
 def _cells(state: BlockState, order: Sequence[str], width: int) -> Iterator[RenderableType]:
-    """Holder and bar of each block, and what does not fit in a few lines summed up."""
+    """Yield holder and bar of each block; blocks that do not fit in a few lines are summed up."""
     names = {block: _holder(own) for block, own in state.holders.items()}
     name_width = max((Text(name).cell_len for name in names.values()), default=2)
     num_first = len(str(state.num_blocks)) + 1
     fitting = (width - num_first) // (name_width + _BAR_WIDTH + 3)
-    # A power of two: lines then begin with numbers that are easy to add to.
+    # A power of two, so that each line begins with a number that is easy to add to.
     per_line = 1 << max(0, min(fitting, 16).bit_length() - 1)
     end = min(state.num_blocks, per_line * _MAX_LINES)
     grid = Table.grid(padding=(0, 2, 0, 0))
@@ -110,13 +110,13 @@ def _cells(state: BlockState, order: Sequence[str], width: int) -> Iterator[Rend
 
 
 def _holder(holders: Sequence[str]) -> str:
-    """The first holder's id, and how many others share the block."""
+    """Return the first holder's id, and how many others share the block."""
     name = fit(safe(holders[0]), _MAX_NAME_WIDTH)
     return f"{name}+{len(holders) - 1}" if len(holders) > 1 else name
 
 
 def print_memory(run: DemoRun) -> None:
-    """What the pool went through, and what regions would have made of the same memory."""
+    """Print the pool's counts, and how many requests regions would have run on the same memory."""
     figures, size = kv_figures(run.records), run.engine.config.block_size
     num_tokens, longest = figures["total"] * size, run.engine.max_model_len
     show.headline("KV memory")

@@ -1,1 +1,1 @@
-"""What the demo shows, and the stress test: `python -m m4_prefix_chunked.tools.stress`."""
+"""Tools of M4's demo, and the stress test: `python -m m4_prefix_chunked.tools.stress`."""

@@ -1,4 +1,4 @@
-"""Part 3 of the demo: a request that repeats what it was told, with guesses and without."""
+"""Part 3 of the demo: a request that repeats its prompt, with draft tokens and without."""
 
 from __future__ import annotations
 

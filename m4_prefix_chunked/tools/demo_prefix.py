@@ -46,12 +46,12 @@ def shared_prefix(args: argparse.Namespace, loaded: LoadedModel, picture: Path) 
     show.answers(cached, questions)
     show.summary(runs)
     print_counts(engine.stats()["prefix_cache"])
-    show.timeline(runs, picture, by="time")  # there a pause is as wide as it was long
+    show.timeline(runs, picture, by="time")  # drawn over time, a long pause is wide
     show.page(runs, args.explore)
 
 
 def requests(args: argparse.Namespace, loaded: LoadedModel, questions: list[str]) -> list[WorkItem]:
-    """One for each question, some steps apart; prompts are token ids."""
+    """Return a request for each question, some steps apart; prompts are token ids."""
     items = []
     for index, question in enumerate(questions):
         params: dict[str, Any] = {"max_tokens": args.max_tokens, "temperature": args.temperature}
@@ -81,7 +81,7 @@ class TreeKeeper:
 
 
 def print_counts(counts: dict[str, Any]) -> None:
-    """What the cache counted."""
+    """Print the counts of the cache."""
     console.print(
         f"\nprefix cache: {counts['hits']} of {plural(counts['queries'], 'request')} hit, "
         f"{counts['saved_tokens']:,} of {counts['queried_tokens']:,} prompt tokens saved "

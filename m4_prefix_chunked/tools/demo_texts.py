@@ -1,4 +1,4 @@
-"""What the demo's requests say: a desk with house rules, eight visitors, and a long catalogue."""
+"""Texts of the demo's requests: a desk with house rules, eight visitors, and a long catalogue."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ password of the wireless network changes every Monday and hangs beside the desk.
 Events. Stories are read to children on Wednesdays at four. The writing circle meets on the \
 first Thursday of the month at six, the chess club on Fridays at five. All events are free, and \
 nobody has to sign up."""
-"""About 430 tokens: what every one of the visitors' prompts begins with."""
+"""The beginning of every visitor's prompt: about 430 tokens."""
 
 QUESTIONS = (
     "How long may I keep a book?",
@@ -60,7 +60,7 @@ TALKS = (
     "Describe a market in a small town on a Saturday morning.",
     "Explain to a child why the moon changes its shape.",
 )
-"""Those who are in the middle of their answers when the long prompt comes."""
+"""Requests that are in the middle of their answers when the long prompt comes."""
 
 _SUBJECTS = ("history", "travel", "music", "science", "cooking", "poems", "gardens", "trains")
 
@@ -68,7 +68,7 @@ _SUBJECTS = ("history", "travel", "music", "science", "cooking", "poems", "garde
 def chat_prompt(
     loaded: LoadedModel, text: str, system_prompt: str | None = None, seed: Any = 0
 ) -> list[int]:
-    """Token ids of the beginning of a conversation, or of plain text without a chat template.
+    """Return token ids of a conversation's beginning, or of plain text without a chat template.
 
     Without a tokenizer, random tokens take the place of the words.
     """
@@ -85,7 +85,8 @@ def chat_prompt(
 
 
 def long_prompt(loaded: LoadedModel, num_tokens: int) -> list[int]:
-    """A list of books and a question about it, of at least `num_tokens` tokens (some 20 a line)."""
+    """Return a list of books and a question about it, at least `num_tokens` tokens (some 20 a
+    line)."""
     if loaded.tokenizer is None:
         return random_ids(loaded, num_tokens, "long")
     subjects, lines = itertools.cycle(_SUBJECTS), ["Here is our catalogue."]
@@ -101,6 +102,6 @@ def long_prompt(loaded: LoadedModel, num_tokens: int) -> list[int]:
 
 
 def random_ids(loaded: LoadedModel, count: int, seed: str) -> list[int]:
-    """Token ids that are always the same for a seed."""
+    """Return token ids that are always the same for a seed."""
     rng = random.Random(seed)
     return [rng.randrange(loaded.vocab_size) for _ in range(count)]

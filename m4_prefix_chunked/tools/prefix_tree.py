@@ -1,7 +1,7 @@
 """Draws the prefix cache as the tree it is: blocks as nodes, equal beginnings as one trunk.
 
-The cache itself keeps no tree, only names of blocks. A name contains its parent's, so the tree is
-found again by walking along the tokens of known requests, those that are finished included.
+The cache itself keeps no tree, only names of blocks. A name contains its parent's. So the tree is
+found again by walking along the tokens of known requests, finished ones included.
 Neighbouring blocks with the same requests are drawn as one node.
 """
 
@@ -36,10 +36,10 @@ class Node:
 
 
 def prefix_tree(cache: PrefixCache, requests: Iterable[Request]) -> list[Node]:
-    """The roots of what is in a prefix cache, as far as the given requests lead to it.
+    """Return the roots of a prefix cache's tree, as far as the given requests lead to its blocks.
 
     Args:
-        requests: whose tokens to follow; each must have been in the engine.
+        requests: requests whose tokens to follow; each must have been in the engine.
     """
     size, nodes, roots = cache.kv.block_size, dict[bytes, Node](), list[Node]()
     for request in requests:
@@ -73,7 +73,7 @@ def _collapse(node: Node) -> Node:
 
 
 def pool_in_words(cache: PrefixCache) -> str:
-    """How its blocks stand, with the signs of the tree."""
+    """Return the state of the cache's blocks in words, with the signs of the tree."""
     pool, size = cache.pool, cache.kv.block_size
     num_free = pool.num_free - pool.num_cached_free
     return (
@@ -91,11 +91,11 @@ def print_prefix_tree(
     """Print the pool in words, and the tree, two lines a node.
 
     Args:
-        decode: text of token ids; without it the ids themselves are shown.
+        decode: makes text of token ids; without it the ids themselves are shown.
     """
 
     def add(parent: Tree, node: Node, space: int) -> None:
-        """A node, in two lines of `space` cells, and what is below it."""
+        """Add a node, in two lines of `space` cells, and the nodes below it."""
         blocks = Words(id_ranges(node.blocks), f"{plural(len(node.blocks), 'block')}: ")
         names, refs = node.holders, f"refs {len(node.holders)}: "
         if not names:

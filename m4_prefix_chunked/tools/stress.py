@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def stress(args: argparse.Namespace) -> int:
-    """Build, serve, report. Returns the exit status."""
+    """Build an engine, serve the traffic, report. Returns the exit status."""
     from milestone_llm.consoles import console
     from milestone_llm.lab.bench.report import print_rows
     from milestone_llm.lab.demo.show import picture
@@ -75,21 +75,21 @@ def stress(args: argparse.Namespace) -> int:
 
 
 class Stress:
-    """Serves the traffic, and collects what the report says of it."""
+    """Serves the traffic, and collects the figures of the report."""
 
     def __init__(self, engine: Any, args: argparse.Namespace) -> None:
         self.engine, self.args = engine, args
         self.samples: dict[str, list[float]] = {}
-        """After each step, by name."""
+        """Figures after each step, by name."""
         self.reasons: Counter[str] = Counter()
         self.ttft, self.gaps = list[float](), list[float]()
         self.num_tokens = self.num_hits = 0
-        self.broken = ""  # or the step and what was wrong in it
+        self.broken = ""  # the step and what was wrong in it, if something was
         self.start = time.perf_counter()
         self.sample(0.0)
 
     def serve(self) -> None:
-        """Serve all. What does not hold ends the run."""
+        """Serve all requests. A broken invariant or a wrong output ends the run."""
         engine, traffic, step = self.engine, Traffic(self.args, self.engine.vocab_size), 0
         outside, inside = deque[WorkItem](), dict[str, WorkItem]()
         try:
@@ -115,7 +115,7 @@ class Stress:
             self.broken = f"step {step}: {error}"
 
     def sample(self, step_ms: float) -> None:
-        """Note how the engine is after a step."""
+        """Note the engine's figures after a step."""
         import torch
 
         scheduler, usage = self.engine.scheduler, self.engine.scheduler.kv_usage()
@@ -148,12 +148,12 @@ class Stress:
 
     @property
     def blocks_lost(self) -> int:
-        """Blocks that are not free, on the device and in host memory, when nobody is left."""
+        """Blocks that are not free, on the device and in host memory, when no request is left."""
         pools = self.engine.scheduler.kv.blocks.pool, self.engine.scheduler.kv.preempter.host.pool
         return 0 if self.broken else sum(pool.num_blocks - pool.num_free for pool in pools)
 
     def lines(self) -> dict[str, str]:
-        """What ran, and what became of it."""
+        """Return the lines of the report: the traffic, and its results."""
         import torch
 
         from milestone_llm.trace.text import plural
@@ -191,7 +191,7 @@ class Stress:
         }
 
     def figure(self) -> Any:
-        """The samples over steps; the time of a step on a logarithmic scale."""
+        """Draw the samples over steps; the time of a step on a logarithmic scale."""
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(9.5, 10), layout="constrained")
@@ -207,7 +207,7 @@ class Stress:
 
 
 def percentiles(values: Sequence[float]) -> str:
-    """Of milliseconds."""
+    """Return percentiles of milliseconds, in words."""
     import numpy as np
 
     p50, p95, p99 = np.percentile(values if len(values) else [0.0], (50, 95, 99))
@@ -215,7 +215,7 @@ def percentiles(values: Sequence[float]) -> str:
 
 
 def trend(values: Sequence[float]) -> str:
-    """MB, and how they grew; jitter is the deviation from a straight line."""
+    """Return MB and their growth, in words; jitter is the deviation from a straight line."""
     import numpy as np
 
     kept = np.array(values[int(len(values) * WARM_UP_SHARE) :])
@@ -228,7 +228,7 @@ def trend(values: Sequence[float]) -> str:
 
 
 def resident_mb() -> float:
-    """Physical memory of this process; 0 where the system does not say."""
+    """Return the physical memory of this process; 0 where the system does not say."""
     status = Path("/proc/self/status")
     lines = status.read_text().splitlines() if status.exists() else []
     return sum(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))

@@ -1,4 +1,4 @@
-"""Requests as servers see them, made up: all that is random about them comes from one seed.
+"""Made-up requests as servers see them. Everything random in them comes from one seed.
 
 Half of them begin with one of a few system prompts, and some go on with a conversation. Lengths are
 lognormal: most are short, a few very long. Time is counted in engine steps, so that a seed gives
@@ -28,7 +28,8 @@ class Traffic:
         self.system_prompts = [self._tokens(self.longest // share) for share in (3, 4, 8, 15)]
 
     def due(self, step: int) -> list[WorkItem]:
-        """Who comes before this step; half of them with one of a few system prompts."""
+        """Return the requests that come before this step; half of the new ones begin with one of a
+        few system prompts."""
         items = [item for item in self.later if item.arrival_step <= step]
         self.later = [item for item in self.later if item.arrival_step > step]
         while self.next_arrival <= step and self.num_left:
@@ -39,7 +40,8 @@ class Traffic:
         return items
 
     def ended(self, item: WorkItem, output: RequestOutput, step: int) -> None:
-        """A quarter of those who have an answer go on with the conversation some steps later."""
+        """Take note of a request that has ended. A quarter of those with an answer go on with the
+        conversation some steps later."""
         prompt = [*output.prompt_token_ids, *output.token_ids, *self._tokens(self._length(40))]
         goes_on = self.rng.random() < 0.25 and output.finish_reason in ("stop", "length")
         if goes_on and self.num_left and len(prompt) < self.longest * 3 // 4:

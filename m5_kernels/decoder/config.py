@@ -6,6 +6,7 @@ Face's modules with its own attention (`hf_decoder`). `load` finds what no confi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,17 +58,22 @@ class DecoderConfig:
             "quantized weights": getattr(config, "quantization_config", None) is not None,
             f"pretraining_tp {pretraining_tp}": pretraining_tp not in (None, 1),
         }
+        num_q_heads = config.num_attention_heads
+        num_kv_heads = config.num_key_value_heads or num_q_heads
+        refusals |= {
+            f"{num_q_heads} heads over {num_kv_heads} of keys": num_q_heads % num_kv_heads != 0,
+            f"rms_norm_eps {config.rms_norm_eps}": not 0 <= config.rms_norm_eps < math.inf,
+        }
         for feature, is_present in refusals.items():
             if is_present:
                 raise InputError(f"the fused decoder does not compute {feature} of {family}")
-        num_q_heads = config.num_attention_heads
         attention_bias = bool(getattr(config, "attention_bias", False))
         return cls(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
             intermediate_size=config.intermediate_size,
             num_q_heads=num_q_heads,
-            num_kv_heads=config.num_key_value_heads or num_q_heads,
+            num_kv_heads=num_kv_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_q_heads,
             rms_norm_eps=config.rms_norm_eps,
             windows=_windows(config),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from m5_kernels.kernels.launch import Launch
@@ -23,6 +23,8 @@ from m5_kernels.kernels.step_metadata import StepMetadata
 from m5_kernels.kernels.triton_or_twin import next_power_of_2
 from milestone_llm.core.errors import InputError
 from milestone_llm.models.checkpoint import locate
+from milestone_llm.models.hub_files import safetensors_files
+from milestone_llm.models.loading_info import check_unread, is_passed_over
 from milestone_llm.models.pretrained import has_weights
 from milestone_llm.models.shapes import PREFIX
 from milestone_llm.models.support import known_logits, relative_error
@@ -111,7 +113,7 @@ def load_fused_decoder(
             is_rounded = not isinstance(decoder.lm_head, torch.Tensor)
             check_logits(decoder, model, 0.2 if is_rounded else _TOLERANCE.get(decoder.dtype, 2e-3))
     else:
-        _read_files(decoder, str(source))
+        _read_files(decoder, str(source), model)
     return decoder
 
 
@@ -163,12 +165,25 @@ def _logits_of_prompts(decoder: Decoder, prompts: list[torch.Tensor]) -> tuple[t
     return decoder.logits(hidden, twins).split(lens)
 
 
-def _read_files(decoder: FusedDecoder, source: str) -> None:
-    """Read the weights that `source` names, each with the part that is kept here."""
-    folder, _ = locate(source)
-    if not Path(folder).is_dir():
-        if folder.startswith(PREFIX):
-            decoder.load_randomly()
-            return
-        folder = snapshot_download(folder, allow_patterns=["*.safetensors", "*.json"])
-    decoder.load(read_safetensors(Path(folder)))
+def _read_files(decoder: FusedDecoder, source: str, model: PreTrainedModel) -> None:
+    """Read the weights that `source` names, each with the part that is kept here.
+
+    Weights that the decoder does not know are treated as Hugging Face's loader treats them.
+
+    model: of Hugging Face, without weights.
+    """
+    place, _ = locate(source)
+    if place.startswith(PREFIX) and not Path(place).is_dir():
+        decoder.load_randomly()
+        return
+    files = safetensors_files(place)
+    known = {*decoder.slices(), "lm_head.weight"}
+    try:
+        names = {name for name, _ in read_safetensors(files)}
+    except SafetensorError as error:
+        raise InputError(
+            f"cannot load {source}: a safetensors file is damaged ({error})"
+        ) from error
+    unread = {name for name in names - known if not is_passed_over(name, model)}
+    check_unread(source, unread, model)
+    decoder.load((name, weight) for name, weight in read_safetensors(files) if name in known)

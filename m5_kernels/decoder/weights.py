@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-from milestone_llm.core.errors import InputError
+from safetensors import safe_open
 
 from .config import DecoderConfig
 from .linear import Weight
@@ -76,14 +75,9 @@ def read_model(model: Any, consume: bool) -> Iterator[tuple[str, torch.Tensor]]:
             parameter.data = parameter.data.new_empty(0)
 
 
-def read_safetensors(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Yield the weights of a folder. Only the slices that are taken of a weight are read."""
-    from safetensors import safe_open
-
-    shards = sorted(folder.glob("*.safetensors"))
-    if not shards:
-        raise InputError(f"{folder} holds no *.safetensors file")
-    for shard in shards:
-        with safe_open(shard, framework="pt") as tensors:
+def read_safetensors(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:
+    """Yield the weights of files. Only the slices that are taken of a weight are read."""
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - it is no dict
                 yield name, tensors.get_slice(name)

@@ -1,1 +1,1 @@
-"""What a step is, in tokens: requests, plans, the base of the schedulers, the step, sampling."""
+"""The step, in tokens: requests, plans, the base of the schedulers, the engine core, sampling."""

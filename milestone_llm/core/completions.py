@@ -4,9 +4,9 @@
     r0/1            | d d d           from then on the others share its blocks, and copy what they
     r0/2            | d d d d d       write into
 
-They come together: with the same `arrival`, the first with `index` 0. Until the first has computed
-the prompt, the others have no memory and stand in no queue. They need a KV cache in which requests
-can share memory, and so come with m3_paged.
+Completions of a prompt come together: with the same `arrival`, the first with `index` 0. Until the
+first has computed the prompt, the others have no memory and are in no queue. Completions need a KV
+cache in which requests can share memory: they exist from m3_paged on.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Completions:
 
     def __init__(self) -> None:
         self.further: dict[Request, list[Request]] = {}
-        """Those that have not started, by the request that computes their prompt."""
+        """Completions that have not started, by the request that computes their prompt."""
 
     def __len__(self) -> int:
         return sum(map(len, self.further.values()))
@@ -30,11 +30,11 @@ class Completions:
         return any(request in group for group in self.further.values())
 
     def hold_back(self, requests: Iterable[Request]) -> list[Request]:
-        """Keep those that start from the KV of another one of these requests: its prompt is the
-        same, and neither has a token yet.
+        """Keep the completions that start from the KV of another one of these requests: its prompt
+        is the same, and neither has an output token yet.
 
         Returns:
-            Those that are kept. They are not to be queued.
+            The completions that are kept. The caller must not queue them.
         """
         without_tokens = [each for each in requests if not each.num_output_tokens]
         firsts = {each.arrival: each for each in without_tokens if each.index == 0}
@@ -44,15 +44,15 @@ class Completions:
         return group
 
     def num_of(self, requests: Iterable[Request]) -> int:
-        """How many are still to start from the KV of these requests."""
+        """Return how many completions are still to start from the KV of these requests."""
         return sum(len(self.further.get(request, ())) for request in requests)
 
     def start(self, request: Request) -> list[Request]:
-        """Those that start from this request's KV; the caller lets them run."""
+        """Pop the completions that start from this request's KV; the caller lets them run."""
         return self.further.pop(request, [])
 
     def discard(self, request: Request) -> bool:
-        """Forget a request that is to end. False if it is none of those that have not started."""
+        """Drop a completion that has not started. Returns False if there is none such."""
         for first, group in self.further.items():
             if request in group:
                 group.remove(request)
@@ -62,7 +62,7 @@ class Completions:
         return False
 
     def take_all(self) -> list[Request]:
-        """All that have not started; nothing is kept of them."""
+        """Pop all completions that have not started."""
         everyone = [each for group in self.further.values() for each in group]
         self.further = {}
         return everyone

@@ -8,8 +8,8 @@
 M1 to M4 do one after the other, as `EngineCore.step` does. M5 launches a step before it settles the
 one before: it calls the same methods in another order (`m5_kernels/pipeline.py`).
 
-Requests are token ids here, and so is what comes out. Text, stop strings, threads, interruptions
-and traces are the business of the driver that calls it (`milestone_llm.frontend.engine_driver`).
+Requests are token ids here, and so are outputs. Text, stop strings, threads, interruptions and
+traces are the business of the driver that calls the core (`milestone_llm.frontend.engine_driver`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ModelRunner(Protocol):
         """Start a step. It may still run when this returns."""
 
     def reset(self) -> None:
-        """Forget all requests, after an exception: nothing of them may reach later ones."""
+        """Forget all requests, after an exception: nothing of theirs may reach later requests."""
 
 
 @dataclass
@@ -46,38 +46,39 @@ class StepInFlight:
 
 
 class StepListener:
-    """Is told how steps go on. This one takes no notice; a subclass counts, times or records."""
+    """Callbacks of a step. The methods here do nothing; a subclass overrides those that it needs,
+    to count, time or record."""
 
     def added(self, requests: Sequence[Request]) -> None:
-        """The completions of a prompt have been queued."""
+        """Called after the completions of a prompt have been queued."""
 
     def finished(self, request: Request) -> None:
-        """A request has been ended for a reason that is not in its tokens."""
+        """Called after a request has been ended for a reason that is not in its tokens."""
 
     def planning(self) -> None:
-        """A step is about to be planned."""
+        """Called before a step is planned."""
 
     def planned(self, plan: StepPlan) -> None:
-        """It has been planned. The plan may be empty; then there is no step."""
+        """Called after a step has been planned. An empty plan starts no step."""
 
     def launched(self, step: StepInFlight) -> None:
-        """It has begun."""
+        """Called after a step has begun."""
 
     def computed(self, step: StepInFlight, sampled: dict[str, list[SampledToken]]) -> None:
-        """The tokens of the oldest step in flight are there."""
+        """Called when the tokens of the oldest step in flight are there."""
 
     def settled(self, step: StepInFlight) -> None:
-        """Its requests have taken them in."""
+        """Called after the requests of a step have taken their tokens in."""
 
     def restarted(self) -> None:
-        """The steps in flight have been dropped."""
+        """Called after the steps in flight have been dropped."""
 
 
 class EngineCore:
     """A scheduler, a model runner, and the steps that they make together.
 
     Args:
-        listener: is told how steps go on.
+        listener: gets the callbacks of each step.
     """
 
     def __init__(
@@ -90,20 +91,21 @@ class EngineCore:
         self.runner = runner
         self.listener = listener or StepListener()
         self.unfinished: dict[str, Request] = {}
-        """Who was added and has not ended, by id: none of them may get lost in the scheduler."""
+        """Requests that were added and have not ended, by id: the scheduler may lose none."""
         self.in_flight: deque[StepInFlight] = deque()
         """Steps that were launched and are not settled, the oldest first."""
         self.computing: StepPlan | None = None
-        """What the runner is at work on: if it raises, the forward of this plan has failed."""
+        """The plan that the runner is at work on: if the runner raises, this forward has failed."""
         self._outputs: list[EngineCoreOutput] = []
-        """What settled steps have brought and nobody has taken, in the order of their rows."""
-        self._num_queued = 0
-        """How many requests waited or ran before the newest plan."""
+        """Outputs of settled steps that have not been taken, in the order of their rows."""
+        self._num_queued = self._num_events = 0
+        """How many requests waited or ran, and how many events of KV memory there were, before the
+        newest plan."""
 
     # -- the step ----------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Plan a step, launch it, settle it; `take_outputs` returns what it has brought.
+        """Plan a step, launch it, settle it; `take_outputs` returns its outputs.
 
         Raises:
             PlanError: the scheduler breaks a rule. Nothing of its plan has been computed.
@@ -115,18 +117,21 @@ class EngineCore:
             self.settle()  # settle: its tokens are there, requests grow, some finish
 
     def begin_step(self) -> bool:
-        """Return whether there is something to plan. If not, nobody may be unfinished."""
+        """Return whether there is something to plan. If not, no request may be unfinished."""
         self._num_queued = self.scheduler.num_queued
         if not self._num_queued:
             check_nobody_is_lost(self.scheduler, 0, self.unfinished)
             return False
-        self.listener.planning()
+        self.listener.planning()  # which may take the events
+        self._num_events = len(self.scheduler.kv.events)
         return True
 
     def check(self, plan: StepPlan) -> None:
-        """Check the rules that all plans keep. Only while a step is in flight may one be empty."""
+        """Check the rules that all plans keep. A plan may be empty only while a step is in
+        flight."""
         is_in_flight = bool(self.in_flight)
-        check_plan(plan, self.scheduler, self._num_queued, self.unfinished, is_in_flight)
+        before = self._num_queued, self._num_events
+        check_plan(plan, self.scheduler, *before, self.unfinished, is_in_flight)
         self.listener.planned(plan)
 
     def launch(self, plan: StepPlan) -> None:
@@ -160,7 +165,7 @@ class EngineCore:
             self.settle()
 
     def take_outputs(self) -> list[EngineCoreOutput]:
-        """Return what settled steps have brought since the last call."""
+        """Return the outputs of the steps settled since the last call."""
         taken, self._outputs = self._outputs, []
         return taken
 
@@ -173,7 +178,7 @@ class EngineCore:
         self.listener.added(requests)
 
     def finish_request(self, request: Request, reason: str) -> None:
-        """End a request, in whatever state it is, for a reason that is not in its tokens."""
+        """End a request, in any state, for a reason that is not in its tokens."""
         self.scheduler.finish(request, reason)
         self.unfinished.pop(request.request_id, None)
         self.listener.finished(request)
@@ -181,8 +186,8 @@ class EngineCore:
             self.settle_until(0)  # no request waits for what is in flight
 
     def restart(self, requests: Iterable[Request]) -> None:
-        """Begin anew with these requests, after an exception anywhere: they keep their tokens, KV
-        memory is given back, and steps in flight are dropped."""
+        """Begin anew with these requests, after an exception anywhere. The requests keep their
+        tokens, KV memory is given back, and steps in flight are dropped."""
         self.computing = None
         self.in_flight.clear()
         self._outputs = []
@@ -190,5 +195,5 @@ class EngineCore:
         requests = list(requests)
         self.scheduler.restart(requests)
         self.unfinished = {each.request_id: each for each in requests if not each.is_finished}
-        with contextlib.suppress(Exception):  # on a broken device the first error is the one
+        with contextlib.suppress(Exception):  # on a broken device the first error is the cause
             self.runner.reset()

@@ -1,17 +1,20 @@
-"""What is wrong with the input, told apart from what is wrong with the code, and with a plan."""
+"""Errors: of the input (`InputError`), and of a scheduler's plan (`PlanError`). All others are of
+the code."""
 
 
 class InputError(ValueError):
-    """Something that a user gave cannot be used. A program turns it into one line; every other
-    exception keeps its traceback, since it comes from code, perhaps the reader's own.
+    """Something that a user gave cannot be used.
+
+    A program turns this error into one line. Every other exception keeps its traceback, since it
+    comes from code, perhaps the reader's own.
     """
 
 
 class PlanError(RuntimeError):
-    """A scheduler, perhaps the reader's own, breaks a rule that all keep.
+    """A scheduler, perhaps the reader's own, breaks a rule that all schedulers keep.
 
     Args:
-        rule: which, and by which request.
+        rule: which rule is broken, and by which request.
         where: the file and line in which the scheduler plans.
     """
 

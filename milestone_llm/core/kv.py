@@ -10,24 +10,27 @@ from .request import Request
 
 
 class KVCacheManager(Protocol):
-    """What every milestone's KV manager does for the scheduler that it belongs to.
+    """The methods that every milestone's KV manager has, for the scheduler that it belongs to.
 
-    How memory is given out differs from milestone to milestone, and is between a scheduler and its
+    How memory is given out differs from milestone to milestone. That is between a scheduler and its
     own manager: `can_allocate`, `allocate` and what else `schedule` needs.
     """
 
     events: list[KVEvent]
-    """What happened to KV memory and has not been drained, in order."""
+    """Changes of KV memory that have not been drained, in order."""
 
     @property
     def num_used(self) -> int:
         """Units of KV memory that requests own, in the unit of `usage`."""
 
+    def blocks_of(self, request: Request) -> list[int]:
+        """Return where a running request's KV is: what its row of a plan says as well."""
+
     def free(self, request: Request) -> None:
-        """Take back what KV memory a request has, if any. It runs no more."""
+        """Take back a request's KV memory, if it has any. The request runs no more."""
 
     def reset(self) -> None:
-        """Take back all KV memory, in whatever state the books are."""
+        """Take back all KV memory, even if the bookkeeping is broken."""
 
     def usage(self, running: Sequence[Request], watermark: int) -> KVUsage:
         """Return how full KV memory is."""
@@ -48,11 +51,11 @@ class KVUsage:
     total: int
     used: int
     watermark: int
-    """Most that a step has had."""
+    """Most units that a step has used."""
     reserved_tokens: int
     """Tokens that the used units could hold."""
     stored_tokens: int
-    """Tokens of unfinished requests that they do hold."""
+    """Tokens of unfinished requests that the used units do hold."""
     cached: int = 0
     """Free blocks whose content the prefix cache can still use (from M4 on)."""
 
@@ -71,4 +74,4 @@ class KVEvent:
     request_id: str | None
     blocks: list[int]
     held: list[int] = field(default_factory=list)
-    """Those of a `free` that are not free: other requests hold them still."""
+    """Blocks of a `free` that are not free: other requests still hold them."""

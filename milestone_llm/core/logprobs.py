@@ -11,7 +11,7 @@ from .outputs import Logprob
 
 
 def logprob_columns(raw: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
-    """Log-probabilities of one token a row and of the `num_top` most likely, in fp64.
+    """Return log-probabilities of one token a row and of the `num_top` most likely, in fp64.
 
     Args:
         raw: logits `[num_rows, vocab_size]` fp32, before penalties, temperature and filters.
@@ -24,7 +24,7 @@ def logprob_columns(raw: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
     logprobs = raw.log_softmax(dim=-1)
     own = logprobs.gather(-1, token_ids[:, None])
     num_above = (logprobs > own).sum(dim=-1, keepdim=True)
-    # Which of tied values topk takes depends on k, so ids break ties: the bits of a float, with
+    # Which of tied values topk takes depends on k. So ids break ties: the bits of a float, with
     # all but the sign flipped where it is negative, order like the float; the id goes below them.
     bits = logprobs.view(torch.int32)
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
@@ -35,7 +35,8 @@ def logprob_columns(raw: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
 
 
 def read_logprobs(token_id: int, columns: list[float], num_wanted: int) -> dict[int, Logprob]:
-    """A row of `logprob_columns` for a `RequestOutput`: the token's own, then the top ones."""
+    """Turn a row of `logprob_columns` into logprobs by token id, for a `RequestOutput`: those of
+    the row's token, then those of the most likely tokens."""
     num_top = (len(columns) - 2) // 2
     own = {token_id: Logprob(columns[0], int(columns[1]) + 1)}
     top: dict[int, Logprob] = {}

@@ -19,13 +19,14 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Standard Gumbel noise, one number for each row and vocabulary id.
+    """Return standard Gumbel noise, one number for each row and vocabulary id.
 
     Id v of a row with seed s at output position p takes lane v % 4 of
     philox(counter=(v // 4, p, 0, 0), key=(s's low 32 bits, s's high 32 bits)); the upper 23 bits x
-    of that lane give u = (x + 0.5) / 2**23, never 0 or 1; the noise is -log(-log(u)). It is taken
-    in fp64 and rounded to fp32: the last bits of a logarithm differ between libraries, between a
-    loop and its tail, and so between places in a batch and devices. Rounding takes them away.
+    of that lane give u = (x + 0.5) / 2**23, never 0 or 1; the noise is -log(-log(u)). The noise is
+    computed in fp64 and rounded to fp32. The last bits of a logarithm differ between libraries,
+    between a loop and its tail, and so between places in a batch and devices. Rounding takes those
+    bits away.
 
     Args:
         seeds: `[num_rows]` int64, the bits of unsigned 64-bit seeds (see `seeds_to_tensor`).
@@ -41,9 +42,10 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
 
 
 def gumbel_noise_at(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """The columns `ids` of `gumbel_noise`, without making the others.
+    """Return the columns `ids` of `gumbel_noise`, without making the others.
 
-    `ids` is `[num_rows, num_ids]` int64, a selection of its own for each row; so is the result.
+    `ids` is `[num_rows, num_ids]` int64, a selection of its own for each row. The result has the
+    same shape.
     """
     lanes = _lanes(seeds, positions, ids // 4)
     return _gumbel(lanes.gather(-1, (ids % 4)[..., None]).squeeze(-1))
@@ -52,7 +54,7 @@ def gumbel_noise_at(seeds: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
 def philox4x32(
     counter: Sequence[Tensor], key: Sequence[Tensor], num_rounds: int = 10
 ) -> tuple[Tensor, ...]:
-    """Philox4x32 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC '11).
+    """Compute Philox4x32 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC '11).
 
     Counter, key and result are int64 tensors with values in [0, 2**32), of shapes that broadcast.
     Ten rounds are what the paper recommends.
@@ -74,12 +76,12 @@ def philox4x32(
 
 
 def seeds_to_tensor(seeds: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-    """Seeds in [0, 2**64) as `[len(seeds)]` int64 with the same bits (two's complement)."""
+    """Return seeds in [0, 2**64) as `[len(seeds)]` int64 with the same bits (two's complement)."""
     return torch.tensor(list(seeds), dtype=torch.uint64, device=device).view(torch.int64)
 
 
 def _lanes(seeds: Tensor, positions: Tensor, blocks: Tensor) -> Tensor:
-    """Outputs `[num_rows, num_blocks, 4]` for counters (block, position, 0, 0)."""
+    """Return Philox outputs `[num_rows, num_blocks, 4]` for counters (block, position, 0, 0)."""
     zero = torch.zeros_like(blocks[:1, :1])
     key = (seeds[:, None] & _LOW_32, (seeds[:, None] >> 32) & _LOW_32)
     return torch.stack(philox4x32((blocks, positions[:, None], zero, zero), key), dim=-1)

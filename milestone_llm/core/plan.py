@@ -1,4 +1,4 @@
-"""What one step computes. The scheduler writes a `StepPlan`, the runner carries it out."""
+"""The plan of a step. The scheduler writes a `StepPlan`, the runner carries it out."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class ScheduledRequest:
     start: int
     num_new_tokens: int
     is_padding: bool = False
-    """A row computed in vain: its request is finished."""
+    """Whether the row is wasted work: its request is finished."""
     blocks: list[int] = field(default_factory=list)
     """Where the request's KV lives: its region in m2_batching, its block table from m3_paged on."""
     num_cached_tokens: int = 0
     """Prompt tokens that the prefix cache saved this request (from m4_prefix_chunked on)."""
     num_sampled_tokens: int = 1
-    """The most tokens that a request gets of the row, if it samples."""
+    """Most tokens that a request gets from the row, if the row samples."""
     sampling_requests: list[Request] = field(init=False)
-    """Who gets a token: the row's request, if the row reaches its last known token; else none."""
+    """Requests that get a token: the row's own, if the row reaches its last known token."""
 
     def __post_init__(self) -> None:
         is_last = not self.is_padding and self.end == self.request.num_tokens
@@ -64,7 +64,7 @@ class ScheduledRequest:
 
     @property
     def figures(self) -> dict[str, int]:
-        """What else a record of the step says of the row, by the name of its field."""
+        """Further figures of the row for a record of the step, by the name of the field."""
         rule = self.request.allowed_tokens if self.samples else None
         return {} if rule is None else {"num_allowed_tokens": rule.num_allowed}
 
@@ -88,7 +88,7 @@ class StepPlan:
     waiting_reasons: dict[str, str] = field(default_factory=dict)
     """Why requests at the head of the queue were left there, by request id."""
     num_padding_tokens: int = 0
-    """Positions computed in vain: left padding, rows of finished requests."""
+    """Wasted positions: left padding, rows of finished requests."""
     is_launched: bool = False
     """Whether the requests already count the step's tokens as computed."""
 
@@ -110,7 +110,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class LaunchedStep:
-    """A step under way. `wait` blocks until its tokens are there and gives them by request id, for
-    each request those that it gets, in order."""
+    """A step under way. `wait` blocks until the step's tokens are there. It returns them by request
+    id, for each request its own tokens in order."""
 
     wait: Callable[[], dict[str, list[SampledToken]]]

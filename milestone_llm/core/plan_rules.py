@@ -1,15 +1,17 @@
-"""Rules that every plan keeps, whoever has made it. The core checks each one before its forward.
+"""Rules that every plan keeps, from any scheduler. The core checks each plan before its forward.
 
-A plan that breaks one would give wrong tokens without a word, or lose somebody who then waits for
-ever. What is looked at are the rows: no step takes longer because more requests wait.
+A plan that breaks a rule would give wrong tokens without an error, or lose a request, which then
+waits for ever. Only the rows are checked: no step takes longer because more requests wait.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import chain
 
 from .errors import PlanError
+from .kv import KVCacheManager
 from .plan import ScheduledRequest, StepPlan
 from .request import Request
 from .scheduler import BaseScheduler
@@ -19,22 +21,24 @@ def check_plan(
     plan: StepPlan,
     scheduler: BaseScheduler,
     num_queued: int,
+    num_events: int,
     unfinished: Mapping[str, Request],
     is_in_flight: bool = False,
 ) -> None:
     """Check a plan that has just been made: nothing of it has been launched.
 
     Args:
-        num_queued: how many waited or ran before.
-        unfinished: all that have been added and have not ended.
-        is_in_flight: whether a step is under way. Then this one may be empty.
+        num_queued: how many requests waited or ran before the plan was made.
+        num_events: how many events of KV memory there were then.
+        unfinished: all requests that have been added and have not ended, by id.
+        is_in_flight: whether a step is under way. Then this plan may be empty.
 
     Raises:
         PlanError: the first rule that is broken.
     """
     if not isinstance(plan, StepPlan):
         raise PlanError(f"schedule() returned {plan!r}, not a StepPlan", place_of(scheduler))
-    members: list[Request] = []  # of the step: who has a row, or begins with another's
+    members: list[Request] = []  # requests that have a row, or begin with another's
     for row in plan.rows:
         if rule := broken_rule(row):
             raise PlanError(rule, place_of(scheduler))
@@ -45,13 +49,15 @@ def check_plan(
         name = next(each.request_id for each, count in Counter(members).items() if count > 1)
         rule = f"{name} is in this step twice: a request has one row, or begins with another's"
         raise PlanError(rule, place_of(scheduler))
+    if rule := broken_rule_of_blocks(plan, scheduler.kv, num_events):
+        raise PlanError(rule, place_of(scheduler))
     check_nobody_is_lost(scheduler, num_queued, unfinished)
     if plan.is_empty and not is_in_flight:
         raise PlanError("there are requests, but the plan is empty", place_of(scheduler))
 
 
 def broken_rule(row: ScheduledRequest) -> str | None:
-    """What is wrong with a row; None if nothing is."""
+    """Return what is wrong with a row; None if nothing is."""
     request = row.request
     name, num_computed = request.request_id, request.num_computed_tokens
     is_finished = request.finish_reason is not None
@@ -62,7 +68,7 @@ def broken_rule(row: ScheduledRequest) -> str | None:
         return f"{name} {state}, and its row has is_padding={row.is_padding}"
     if row.start != num_computed:
         return f"{name}'s row starts at {row.start}: its num_computed_tokens is {num_computed}"
-    # Tokens besides the known ones are in a row that may bring several.
+    # A row that may bring several tokens computes draft tokens after the known ones.
     num_known = row.num_new_tokens - row.num_sampled_tokens + 1
     num_uncomputed = request.num_uncomputed_tokens
     if not 1 <= num_known <= num_uncomputed:
@@ -76,13 +82,45 @@ def broken_rule(row: ScheduledRequest) -> str | None:
     return None
 
 
+def broken_rule_of_blocks(plan: StepPlan, kv: KVCacheManager, num_events: int) -> str | None:
+    """Return what is wrong with the blocks that a plan reads, writes or moves; None if nothing is.
+
+    The KV manager knows: a row has its request's blocks, and what is moved is in the events of the
+    step. Anything else would write over the KV of another request.
+    """
+    blocks_of = kv.blocks_of
+    for row in plan.rows:
+        if row.is_padding or row.blocks is (table := blocks_of(row.request)):
+            continue
+        if row.blocks != table:
+            name = row.request.request_id
+            return f"{name}'s row has the blocks {row.blocks}, and {name} owns {table}"
+    if not (plan.copies or plan.swap_outs or plan.swap_ins):
+        return None
+    events = kv.events[num_events:]
+    moved = {kind: [each.blocks for each in events if each.type == kind] for kind in MOVES}
+    copies = [(source, target) for source, target in moved["copy_on_write"]]
+    for name, planned, made in (
+        ("copies", plan.copies, copies),
+        ("swap_outs", [block for block, _ in plan.swap_outs], [*chain(*moved["swap_out"])]),
+        ("swap_ins", [block for _, block in plan.swap_ins], [*chain(*moved["swap_in"])]),
+    ):
+        if planned != made:
+            return f"the plan's {name} are of blocks {planned}, and KV memory has moved {made}"
+    return None
+
+
+MOVES = ("copy_on_write", "swap_out", "swap_in")
+"""Events of blocks that a plan moves."""
+
+
 def check_nobody_is_lost(
     scheduler: BaseScheduler, num_expected: int, unfinished: Mapping[str, Request]
 ) -> None:
-    """Check that so many requests wait or run; if nobody, that nobody is unfinished.
+    """Check that `num_expected` requests wait or run, and that none is unfinished if it is 0.
 
     Raises:
-        PlanError: with the names of those that are in no queue.
+        PlanError: the number is wrong; the message names the requests that are in no queue.
     """
     num_queued = scheduler.num_queued
     if num_queued == num_expected and (num_queued or not unfinished):
@@ -99,7 +137,8 @@ def check_nobody_is_lost(
 
 
 def place_of(scheduler: BaseScheduler) -> str:
-    """Where it plans: its class's `schedule`, or the first method that the class has of its own."""
+    """Return where a scheduler plans, as file and line: the `schedule` of its class, or else the
+    first method that the class itself defines."""
     kind = type(scheduler)
     methods = [each for each in vars(kind).values() if hasattr(each, "__code__")]
     code = vars(kind).get("schedule", [*methods, kind.schedule][0]).__code__

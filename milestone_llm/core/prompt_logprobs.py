@@ -14,11 +14,12 @@ from .plan import ScheduledRequest
 def prompt_logprobs(
     rows: list[ScheduledRequest], logits: Callable[[slice], Tensor]
 ) -> Iterator[tuple[ScheduledRequest, range, Tensor]]:
-    """The columns of prompt tokens, for rows whose requests want them; nothing waits for them.
+    """Yield the `logprob_columns` of prompt tokens, for rows whose requests want them. Does not
+    wait for the device.
 
     Args:
-        logits: of a slice of all rows' `prompt_positions` in order, `[num_positions, vocab_size]`,
-            each for the token that comes next.
+        logits: returns the logits for a slice of all rows' `prompt_positions` in order,
+            `[num_positions, vocab_size]`, each for the token that comes next.
 
     Yields:
         A row, some of its positions, and their `logprob_columns`.
@@ -26,7 +27,7 @@ def prompt_logprobs(
     first = 0
     for row in rows:
         positions, num_top = row.prompt_positions, row.request.sampling_params.prompt_logprobs or 0
-        for some in range(0, len(positions), 64):  # as many as are converted to fp64 at a time
+        for some in range(0, len(positions), 64):  # 64 positions are converted to fp64 at a time
             part = positions[some : some + 64]
             raw = logits(slice(first, first + len(part))).float()
             own = [row.request.token_ids[position + 1] for position in part]
@@ -40,6 +41,6 @@ def note_prompt_logprobs(row: ScheduledRequest, positions: range, columns: Tenso
     request = row.request
     num_wanted = request.sampling_params.prompt_logprobs or 0
     for position, numbers in zip(positions, columns.tolist(), strict=True):
-        if position + 1 == len(request.prompt_logprobs):  # else it is known already
+        if position + 1 == len(request.prompt_logprobs):  # else they are known already
             token_id = request.token_ids[position + 1]
             request.prompt_logprobs.append(read_logprobs(token_id, numbers, num_wanted))

@@ -1,10 +1,10 @@
 """A request on its way through the engine.
 
-What is known of a request is one list of tokens, prompt and output together; how many of them have
-their keys and values in the cache is `num_computed_tokens`. A step moves that number forward; when
-it reaches the end, one token is sampled. There is nothing else to "prefill" and "decode".
+A request is one list of tokens, prompt and output together. `num_computed_tokens` of them have
+their keys and values in the cache. A step moves that number forward; when it reaches the end of the
+list, one token is sampled. There is nothing else to "prefill" and "decode".
 
-A step may be launched before the tokens of the one before have come back (m5_kernels does it).
+A step may be launched before the tokens of the step before have come back (m5_kernels does it).
 Tokens that are on their way count in `num_tokens`, and are in `token_ids` once they are known:
 
     token_ids  | p p p p p p | o o o |  ?        num_tokens = 10, num_in_flight = 1
@@ -36,7 +36,7 @@ _NEXT: dict[RequestStatus, tuple[RequestStatus, ...]] = {
     RequestStatus.SWAPPED: (RequestStatus.WAITING, RequestStatus.RUNNING, RequestStatus.FINISHED),
     RequestStatus.FINISHED: (),
 }
-"""What a request in some status may become. Nobody is admitted twice, and an end is the end."""
+"""The statuses that may follow each status. No request is admitted twice, and the end is final."""
 
 
 @dataclass(eq=False, repr=False)
@@ -51,7 +51,7 @@ class Request:
     seed: int = 0
     eos_token_ids: frozenset[int] = frozenset()
     allowed_tokens: AllowedTokens | None = None
-    """Its own, as it follows the output. None: any token may come next."""
+    """The rule for this request's next token. None: any token may come next."""
 
     status: RequestStatus = RequestStatus.WAITING
     """Changed by `become`."""
@@ -63,21 +63,22 @@ class Request:
     """Prompt tokens whose keys and values came from the prefix cache."""
     num_preemptions: int = 0
     first_scheduled_time: float | None = None
-    """When a step was first planned for it, if somebody looks at the clock."""
+    """When a step was first planned for the request, if a listener notes the time."""
     finish_reason: str | None = None
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)
 
     index: int = 0
-    """Which this is of those that came together, with the same `arrival`."""
+    """Number of this completion among those that came together, with the same `arrival`."""
 
     def __post_init__(self) -> None:
         self.prompt_logprobs: list[dict[int, Logprob] | None] = [None]
-        """If asked for, of the prompt tokens so far: nothing comes before the first."""
+        """Log-probabilities of the prompt tokens so far, if asked for. The first token has none:
+        nothing comes before it."""
         self.token_ids = list(self.prompt_token_ids)
         """All known tokens: the prompt's, then the output's."""
         self.num_prompt_tokens = len(self.prompt_token_ids)
         self.max_num_tokens = self.num_prompt_tokens + self.sampling_params.max_tokens
-        """Tokens, prompt and output, with which it ends for `length`."""
+        """Number of tokens, prompt and output, at which the request ends with `length`."""
         eos = frozenset() if self.sampling_params.ignore_eos else self.eos_token_ids
         self.stop_token_ids = eos.union(self.sampling_params.stop_token_ids)
         """Tokens that end this request: its own and, unless ignored, the model's EOS."""
@@ -105,6 +106,11 @@ class Request:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def num_known_tokens(self) -> int:
+        """How many tokens of the output are known: all, for sampling."""
+        return self.num_output_tokens
+
+    @property
     def output_token_ids(self) -> list[int]:
         """A copy of the tokens generated so far."""
         return self.token_ids[self.num_prompt_tokens :]
@@ -121,7 +127,8 @@ class Request:
         return self.status is RequestStatus.FINISHED
 
     def output_since(self, num_tokens: int) -> EngineCoreOutput:
-        """What the request has got after its first `num_tokens` output tokens."""
+        """Return the tokens that came after the first `num_tokens` output tokens, with their
+        logprobs and the `finish_reason`."""
         output = EngineCoreOutput(
             self.request_id,
             self.token_ids[self.num_prompt_tokens + num_tokens :],
@@ -142,10 +149,10 @@ class Request:
         )
 
     def append_token(self, sampled: SampledToken) -> None:
-        """Take a sampled token and finish the request if it was its last.
+        """Take a sampled token, and finish the request if the token was its last.
 
-        It ends with `stop` (EOS or stop token), `length` (`max_tokens` or `max_model_len` reached)
-        or `error` (there was no token to choose).
+        A request ends with `stop` (EOS or stop token), `length` (`max_tokens` or `max_model_len`
+        reached) or `error` (there was no token to choose).
         """
         self.num_in_flight = max(0, self.num_in_flight - 1)
         if sampled.token_id < 0:
@@ -160,17 +167,17 @@ class Request:
         is_stop = self.token_ids[-1] in self.stop_token_ids
         if is_stop and (
             self.num_output_tokens > self.sampling_params.min_tokens
-            or self.allowed_tokens is not None  # nothing else was
+            or self.allowed_tokens is not None  # nothing else was allowed
         ):
             self.finish("stop")
         elif len(self.token_ids) >= self.max_num_tokens:
             self.finish("length")
 
     def become(self, status: RequestStatus) -> None:
-        """Go on to what may follow in a request's life.
+        """Change the status to one that may follow.
 
         Raises:
-            RuntimeError: it may not. Whoever plans the steps has mixed something up.
+            RuntimeError: the status may not follow. The scheduler has mixed something up.
         """
         if status not in _NEXT[self.status]:
             possible = ", ".join(each.name for each in _NEXT[self.status]) or "nothing more"
@@ -187,11 +194,11 @@ class Request:
         self.become(RequestStatus.FINISHED)
 
     def restart(self) -> None:
-        """After an interruption anywhere: keep the tokens, compute their KV again. `token_ids` is
-        the truth; what follows from it may have been interrupted half way."""
+        """Keep the tokens and compute their KV again, after an interruption anywhere. `token_ids`
+        is the truth; all that follows from it may have been interrupted half way."""
         if self.is_finished:
             return
-        if self.finish_reason is not None:  # it was interrupted while it ended
+        if self.finish_reason is not None:  # the request was interrupted while it ended
             self.finish(self.finish_reason)
             return
         del self.logprobs[self.num_output_tokens :]

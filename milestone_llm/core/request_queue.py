@@ -14,8 +14,8 @@ Key = tuple[float, int, int]
 class RequestQueue:
     """Waiting requests by arrival (`fcfs`) or by (priority, arrival) (`priority`).
 
-    One sorted list serves both, and puts a preempted request (from m3_paged on) where it belongs:
-    under `fcfs` at the head. Places are found by bisection, so few requests are looked at.
+    One sorted list serves both policies, and puts a preempted request (from m3_paged on) where it
+    belongs: under `fcfs` at the head. Places are found by bisection, so few requests are looked at.
     """
 
     def __init__(self, policy: str = "fcfs") -> None:
@@ -24,7 +24,7 @@ class RequestQueue:
         self._requests: dict[str, Request] = {}
 
     def key(self, request: Request) -> Key:
-        """What the queue is ordered by, lower is sooner; unique among unfinished requests."""
+        """Return the sort key of a request: lower is sooner; unique among unfinished requests."""
         priority = request.priority if self.policy == "priority" else 0
         return (priority, request.arrival, request.index)
 
@@ -34,22 +34,22 @@ class RequestQueue:
         bisect.insort(self._entries, (self.key(request), request), key=itemgetter(0))
 
     def peek(self) -> Request:
-        """The next request, left in the queue."""
+        """Return the next request, and leave it in the queue."""
         return self._entries[0][1]
 
     def pop(self) -> Request:
-        """Take the next request out."""
+        """Take the next request out, and return it."""
         request = self.peek()
         self.remove(request)
         return request
 
     def remove(self, request: Request) -> None:
-        """Take a request out wherever it is."""
+        """Take a request out of the queue, from any place."""
         del self._requests[request.request_id]
         del self._entries[bisect.bisect_left(self._entries, self.key(request), key=itemgetter(0))]
 
     def clear(self) -> None:
-        """Take everybody out, in whatever state the queue is."""
+        """Take all requests out, even if the queue is broken."""
         self._entries, self._requests = [], {}
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class RequestQueue:
         return self._requests.get(request.request_id) is request
 
     def __iter__(self) -> Iterator[Request]:
-        """All requests in the order in which they would be popped."""
+        """Yield all requests in the order in which they would be popped."""
         return iter([request for _, request in self._entries])
 
     def __repr__(self) -> str:

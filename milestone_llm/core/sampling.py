@@ -1,11 +1,13 @@
 """From logits to tokens, for every request of a step at once and each in its own way.
 
 A row goes through `logit_bias`, repetition, frequency and presence penalty, the mask of its own
-allowed tokens and that of `min_tokens` (the order of vLLM), temperature, top-k, top-p and min-p
-(that of Hugging Face), then argmax(scores + Gumbel noise), which draws from softmax(scores). Work
-is vectorised over the rows that ask for it and skipped where none does: a batch of greedy requests
-costs one argmax. Sampling keeps no state, and no row sees another: sums whose last bits would
-depend on the batch are taken over integers, so a request gets the same tokens alone as in a batch.
+allowed tokens and the mask of `min_tokens` (the order of vLLM). Then come temperature, top-k, top-p
+and min-p (the order of Hugging Face), then argmax(scores + Gumbel noise), which draws from
+softmax(scores). Work is vectorised over the rows that ask for it and skipped where no row does: a
+batch of greedy requests costs one argmax.
+
+Sampling keeps no state, and no row sees another. Sums whose last bits would depend on the batch are
+taken over integers, so a request gets the same tokens alone as in a batch.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ MIN_TEMPERATURE = 1e-5  # any smaller, and logits / temperature may overflow
 
 
 class SamplingState(Protocol):
-    """What sampling must know of a request: the tokens so far, and how it wants the next one."""
+    """The part of a request that sampling needs: its tokens so far, and how to choose the next."""
 
     @property
     def sampling_params(self) -> SamplingParams:
@@ -36,15 +38,19 @@ class SamplingState(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of the noise."""
+        """Seed of the noise."""
 
     @property
     def token_ids(self) -> list[int]:
-        """The prompt's, then the output's."""
+        """Tokens of the prompt, then of the output."""
 
     @property
     def num_output_tokens(self) -> int:
-        """How many of them are the output's: the position of the next one."""
+        """Number of output tokens: the position of the next one."""
+
+    @property
+    def num_known_tokens(self) -> int:
+        """How many of the output's are known. The others may turn out wrong."""
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
@@ -52,7 +58,7 @@ class SamplingState(Protocol):
 
     @property
     def allowed_tokens(self) -> AllowedTokens | None:
-        """What else limits its next token."""
+        """A further rule for the next token; None: there is none."""
 
 
 def sample(logits: Tensor, requests: Sequence[SamplingState]) -> list[SampledToken]:
@@ -60,10 +66,10 @@ def sample(logits: Tensor, requests: Sequence[SamplingState]) -> list[SampledTok
 
     Args:
         logits: `[num_rows, vocab_size]`, any float type; all work is done in fp32. Not changed.
-        requests: `[num_rows]`, whose rows these are.
+        requests: the request of each row, `[num_rows]`.
 
     Returns:
-        The token of each row, -1 for one that holds a NaN or +inf or leaves no token to choose.
+        The token of each row; -1 for a row that holds a NaN or +inf or leaves no token to choose.
         Log-probabilities are those of the raw logits.
     """
     assert len(logits) == len(requests), f"{len(logits)} rows for {len(requests)} requests"
@@ -88,17 +94,18 @@ def sample(logits: Tensor, requests: Sequence[SamplingState]) -> list[SampledTok
 
 
 def apply_penalties(logits: Tensor, requests: Sequence[SamplingState]) -> Tensor:
-    """`logit_bias`, three penalties, allowed tokens and `min_tokens`, in this order.
+    """Apply `logit_bias`, three penalties, allowed tokens and `min_tokens`, in this order.
 
-    The bias comes first, as in vLLM: it is part of what the model says, so the penalty that divides
-    positive logits and multiplies negative ones (repetition; CTRL, Keskar et al. 2019, section 4.1)
-    goes by the sign of the sum. That one is for tokens in the prompt or the output. Frequency and
-    presence penalty are for tokens in the output. They are taken off: the first for each time, the
-    second once. Tokens that are not allowed are -inf, and stop tokens while the output has fewer
-    than `min_tokens` tokens, unless nothing else is allowed.
+    The bias comes first, as in vLLM: it is part of what the model says. The repetition penalty
+    (CTRL, Keskar et al. 2019, section 4.1) covers tokens of the prompt and the output. It divides
+    positive logits and multiplies negative ones, by the sign of logit + bias. Frequency and
+    presence penalty cover tokens of the output. The frequency penalty is subtracted once per
+    occurrence of a token, the presence penalty once per token. Tokens that are not allowed become
+    -inf. So do stop tokens while the output has fewer than `min_tokens` tokens, unless nothing else
+    is allowed.
 
     Returns:
-        `[num_rows, vocab_size]` fp32, the very logits if there is nothing to do.
+        `[num_rows, vocab_size]` fp32; the same tensor `logits` if there is nothing to do.
     """
     scores = logits
     for row, request in enumerate(requests):
@@ -125,8 +132,8 @@ def apply_penalties(logits: Tensor, requests: Sequence[SamplingState]) -> Tensor
             own[seen] -= params.presence_penalty
         if rule is not None:
             num_prompt_tokens = len(request.token_ids) - request.num_output_tokens
-            bits = rule.bits(request.token_ids[num_prompt_tokens:]).to(own.device)
-            own.masked_fill_(~unpack_bits(bits, len(own)), -math.inf)
+            bits = rule.bits(request.token_ids[num_prompt_tokens:], request.num_known_tokens)
+            own.masked_fill_(~unpack_bits(bits.to(own.device), len(own)), -math.inf)
         if not may_stop:
             stops = [token_id for token_id in request.stop_token_ids if token_id < logits.shape[-1]]
             banned = own.index_fill(0, _index(stops, own), -math.inf)
@@ -136,7 +143,8 @@ def apply_penalties(logits: Tensor, requests: Sequence[SamplingState]) -> Tensor
 
 
 def unpack_bits(words: Tensor, size: int) -> Tensor:
-    """bool `[..., size]` of int32 `[..., ceil(size / 32)]`, the lowest bit of a word first."""
+    """Turn int32 `[..., ceil(size / 32)]` into bool `[..., size]`, the lowest bit of a word
+    first."""
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     return ((words[..., None] >> shifts) & 1).bool().flatten(-2)[..., :size]
 
@@ -146,16 +154,17 @@ def _index(token_ids: Iterable[int], like: Tensor) -> Tensor:
 
 
 def filter_logits(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Set to -inf what a row's top-k, then top-p, then min-p leave out; the most likely stays.
+    """Set to -inf the tokens that a row's top-k, then top-p, then min-p leave out; the most likely
+    token stays.
 
     Tokens tied with the k-th most likely one are all kept, as in Hugging Face. top-p (Holtzman et
-    al. 2020) keeps the smallest set with at least top_p of the probability left by top-k; of tied
-    tokens the lower ids.
+    al. 2020) keeps the smallest set with at least top_p of the probability left by top-k. Of tied
+    tokens it keeps the lower ids.
 
     Args:
         logits: `[num_rows, vocab_size]` fp32, already divided by the temperature.
-        top_k: `[num_rows]` int64; below 1 or above vocab_size keeps all. This and the next two best
-            live on the CPU, where looking into them does not wait for the device.
+        top_k: `[num_rows]` int64; below 1 or above vocab_size keeps all. Keep this and the next two
+            on the CPU: there, reading their values does not wait for the device.
         top_p: `[num_rows]` fp64; 1 keeps all.
         min_p: `[num_rows]` fp64; 0 keeps all.
     """
@@ -187,7 +196,7 @@ def _outside_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     # exp(logit - maximum) as a multiple of 2**-40: integers add up to the same sum in any order.
     mass = (_relative_probability(logits) * 2.0**40).round().long()
     total = mass.sum(dim=-1, keepdim=True)
-    # Tokens below (1 - top_p) / vocab_size are outside, as together they do not reach 1 - top_p.
+    # Tokens below (1 - top_p) / vocab_size are outside: together they do not reach 1 - top_p.
     # In a language model's distribution few others are left to be sorted.
     outside = mass < (1 - top_p) * total / logits.shape[-1]
     values, ids = _compact(logits.masked_fill(outside, -math.inf))
@@ -208,9 +217,10 @@ def _relative_probability(logits: Tensor) -> Tensor:
 
 
 def _compact(scores: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The few columns that filters left: scores and ids `[num_rows, num_left]`, ids ascending.
+    """Return the few columns that filters left: scores and ids `[num_rows, num_left]`, ids
+    ascending.
 
-    Where many are left, the scores as they are and None.
+    Where many columns are left, return the unchanged scores and None.
     """
     num_left = max(1, int((scores > -math.inf).sum(dim=-1).max()))
     if num_left > scores.shape[-1] // 8:
@@ -220,9 +230,10 @@ def _compact(scores: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _draw(scores: Tensor, requests: Sequence[SamplingState]) -> Tensor:
-    """Tokens `[num_rows]` drawn from softmax(filter(scores / temperature)) by the Gumbel-max trick.
+    """Draw tokens `[num_rows]` from softmax(filter(scores / temperature)) by the Gumbel-max trick.
 
-    Whichever of logit_i + g_i is largest, with g standard Gumbel, is a draw from softmax(logits).
+    The index i of the largest logit_i + g_i, with g standard Gumbel, is a draw from
+    softmax(logits).
     """
     params = [request.sampling_params for request in requests]
     temperature = [max(each.temperature, MIN_TEMPERATURE) for each in params]
@@ -230,7 +241,7 @@ def _draw(scores: Tensor, requests: Sequence[SamplingState]) -> Tensor:
     filtered = filter_logits(
         scores,
         torch.tensor([each.top_k for each in params]),
-        # In fp32 first, as a GPU kernel knows them: what is kept must not depend on who samples.
+        # In fp32 first, as in a GPU kernel: the tokens kept must not depend on where we sample.
         torch.tensor([each.top_p for each in params], dtype=torch.float32).double(),
         torch.tensor([each.min_p for each in params], dtype=torch.float32).double(),
     )

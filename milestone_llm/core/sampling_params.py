@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen and when it wants to stop. Names follow vLLM."""
+"""Options of one request: how to choose its tokens, and when to stop. Names follow vLLM."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from .errors import InputError
 
 MAX_LOGIT_BIASES = 1024
-"""Token ids of a request's `logit_bias`."""
+"""Most token ids in a request's `logit_bias`."""
 
 
 def is_whole_number(value: object) -> bool:
@@ -26,7 +26,7 @@ class SamplingParams:
     """
 
     temperature: float = 1.0
-    """0 is greedy; above, logits are divided by it."""
+    """0 is greedy; above 0, logits are divided by it."""
     top_k: int = 0
     """Keep the k most likely tokens; 0 or -1 keeps all."""
     top_p: float = 1.0
@@ -36,11 +36,11 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     """Above 1, tokens of the prompt and the output become less likely (CTRL, section 4.1)."""
     frequency_penalty: float = 0.0
-    """Taken off a token's logit for each time that the token is in the output."""
+    """Subtracted from a token's logit once for each time that the token is in the output."""
     presence_penalty: float = 0.0
-    """Taken off a token's logit once, if the token is in the output."""
+    """Subtracted from a token's logit once, if the token is in the output."""
     logit_bias: dict[int, float] = field(default_factory=dict)
-    """By token id, what is added to the logit, before all penalties. None: nothing."""
+    """Numbers added to logits, by token id, before all penalties. None: nothing."""
     seed: int | None = None
     """Makes the request's tokens the same in every run, batch and milestone."""
     max_tokens: int = 16
@@ -56,11 +56,12 @@ class SamplingParams:
     logprobs: int | None = None
     """Give log-probabilities of the sampled token and of this many most likely ones."""
     prompt_logprobs: int | None = None
-    """Those of each prompt token after the first; the prompt is computed in full, cached or not."""
+    """Give log-probabilities also of each prompt token after the first, with this many most likely
+    ones. The prompt is computed in full, cached or not."""
     cache_salt: str = ""
     """Requests with different salts never share KV through the prefix cache (from M4 on)."""
     structured_outputs: Any = None
-    """`StructuredOutputsParams`: what the output has to look like. None: like anything."""
+    """`StructuredOutputsParams`: what the output has to look like. None: anything is right."""
     n: int = 1
     """Completions of the same prompt (from m3_paged on)."""
 
@@ -73,16 +74,16 @@ class SamplingParams:
             value = getattr(self, name)
             if not is_good(value):
                 raise InputError(f"{name} must be {wanted}, got {value!r:.200}")
-        for name in ("stop", "stop_token_ids"):  # what has been checked does not change any more
+        for name in ("stop", "stop_token_ids"):  # tuples: checked values do not change any more
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
         if self.min_tokens > self.max_tokens:
             wanted = f"in [0, max_tokens={self.max_tokens}]"
             raise InputError(f"min_tokens must be {wanted}, got {self.min_tokens}")
-        # More than any vocabulary has means all; the number has to fit into 32 bits on a GPU.
+        # Above every vocabulary size, all tokens are kept; on a GPU the number must fit in 32 bits.
         object.__setattr__(self, "top_k", min(self.top_k, 2**31 - 1))
-        # Less than any token has means the likeliest; fp32 knows no number that is much smaller.
+        # Below every probability, one token is kept; fp32 has no number that is much smaller.
         object.__setattr__(self, "top_p", max(self.top_p, 1e-30))
-        # Past 1e30 either way there is no difference left that fp32 could hold.
+        # Outside 1e-30 to 1e30 there is no difference left that fp32 could hold.
         penalty = min(max(self.repetition_penalty, 1e-30), 1e30)
         object.__setattr__(self, "repetition_penalty", penalty)
 

@@ -1,4 +1,4 @@
-"""What the schedulers of all milestones share: requests come, get tokens, and go.
+"""The base of all milestones' schedulers: requests come, get tokens, and go.
 
 A milestone's scheduler is a file of its own. It decides which requests run (`schedule`); its KV
 manager knows where their KV lives. Nothing here decides anything.
@@ -32,7 +32,8 @@ class BaseScheduler(ABC):
         self.completions = Completions()
         self.running: list[Request] = []
         self.watermark = 0
-        """Most units of KV memory that a step has had; to be set to 0 when counting begins anew."""
+        """High-water mark: most units of KV memory that a step has used. Reset it to 0 to start a
+        new measurement."""
 
     def __repr__(self) -> str:
         names = [each.request_id for each in self.running]
@@ -47,7 +48,7 @@ class BaseScheduler(ABC):
         """Raise `InputError` for a request that no step could ever compute."""
 
     def kv_usage(self) -> KVUsage:
-        """How full KV memory is."""
+        """Return how full KV memory is."""
         return self.kv.usage(self.running, self.watermark)
 
     def check_invariants(self) -> None:
@@ -55,11 +56,11 @@ class BaseScheduler(ABC):
         self.kv.check(self.running, self.waiting)
 
     def stats(self) -> dict[str, Any]:
-        """Figures of this milestone for `LLMEngine.stats`."""
+        """Return this milestone's figures for `LLMEngine.stats`."""
         return self.kv.stats(self.running)
 
     def add(self, *requests: Request) -> None:
-        """Queue requests where the policy wants them. They have at most `max_model_len` tokens.
+        """Queue requests where the policy wants them. They may grow to `max_model_len` tokens.
 
         Further completions of a prompt start when the first has computed it.
         """
@@ -70,7 +71,7 @@ class BaseScheduler(ABC):
                 self.waiting.add(request)
 
     def finish(self, request: Request, reason: str) -> None:
-        """End a request in whatever state it is."""
+        """End a request in any state."""
         status = request.status
         request.finish(reason)
         if not self.completions.discard(request):
@@ -102,7 +103,7 @@ class BaseScheduler(ABC):
     ) -> list[EngineCoreOutput]:
         """Take in the results of a step: append tokens, finish some requests.
 
-        A row whose request has finished meanwhile was computed in vain: it becomes padding.
+        A row whose request has finished meanwhile was wasted work: it becomes padding.
 
         Args:
             sampled: for each request that samples, by id, its tokens in order.
@@ -123,7 +124,7 @@ class BaseScheduler(ABC):
         return outputs
 
     def _append(self, request: Request, sampled: list[SampledToken]) -> EngineCoreOutput:
-        """Give a request its tokens; it leaves with the one that is its last."""
+        """Give a request its tokens; the request leaves with its last one."""
         status = request.status
         num_before = len(request.token_ids) - request.num_prompt_tokens
         for token in sampled:
@@ -134,16 +135,18 @@ class BaseScheduler(ABC):
         return request.output_since(num_before)  # no tokens where there was none to choose
 
     def fail(self, plan: StepPlan) -> None:
-        """End the requests of a step whose forward raised; no KV can be trusted then."""
+        """End the requests of a step whose forward raised. All other requests restart: no KV can
+        be trusted then."""
         for row in plan.rows:
-            further = self.completions.start(row.request)  # they wait for what went wrong
+            further = self.completions.start(row.request)  # they wait for KV that is not there
             for request in (row.request, *row.sampling_requests, *further):
                 if not request.is_finished:
                     request.finish("error")
         self.restart([*self.running, *self.waiting])
 
     def restart(self, requests: Iterable[Request]) -> None:
-        """After an exception anywhere: all wait with the tokens they have. All KV is dropped."""
+        """Queue all requests again with the tokens that they have, after an exception anywhere. All
+        KV is dropped."""
         requests = list(dict.fromkeys([*requests, *self.completions.take_all()]))
         self.running = []
         self.waiting.clear()
@@ -161,6 +164,6 @@ class BaseScheduler(ABC):
         self.kv.free(request)
 
     def drain_events(self) -> list[KVEvent]:
-        """What happened to KV memory since the last call, in order."""
-        events, self.kv.events[:] = self.kv.events[:], []  # all parts of the manager share it
+        """Return what happened to KV memory since the last call, in order."""
+        events, self.kv.events[:] = self.kv.events[:], []  # all parts of the manager share the list
         return events

@@ -1,1 +1,1 @@
-"""What people call: prompts in, outputs out, around the core that knows tokens only."""
+"""The engine that people call: prompts in, outputs out, around a core that knows only tokens."""

@@ -1,7 +1,7 @@
-"""What an engine is built with: `EngineConfig`, one frozen dataclass per milestone.
+"""The configuration of an engine: `EngineConfig`, one frozen dataclass per milestone.
 
-This one is M1's, with what all engines have. Each later milestone derives its own from that of the
-milestone before, and states only the fields and checks that it adds.
+This one is M1's, with the fields that all engines have. Each later milestone derives its own from
+that of the milestone before, and states only the fields and checks that it adds.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ class EngineConfig:
     """
 
     max_num_seqs: int = 8
-    """Most requests that one step computes. From m3_paged on, 256 on a GPU where none is given."""
+    """Most requests that one step computes. From m3_paged on, 256 on a GPU if not given."""
     max_model_len: int | None = None
-    """Most tokens (prompt and output) of one request. None: what the model was trained for, but at
-    most `max_num_batched_tokens` where a prompt is computed whole, and what KV memory holds."""
+    """Most tokens (prompt and output) of one request. None: the length that the model was trained
+    for, but at most `max_num_batched_tokens` where a prompt is computed whole, and at most what KV
+    memory holds."""
     max_num_batched_tokens: int = 2048
     """Most tokens that one step computes, padding included."""
     dtype: str | None = None
     """"float32", "bfloat16" or "float16". None: float32 on a CPU, bfloat16 on CUDA. A ready model
-    is never cast: its own, or None."""
+    is never cast: give its own dtype, or None."""
     device: str | None = None
     """"cpu", "cuda", "cuda:1"... None: CUDA where there is one. A ready model is never moved."""
     seed: int = 0
     """Seeds the requests that bring no seed of their own."""
     trace: str | None = None
-    """"console", a path in .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` prints besides."""
+    """"console", a path in .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` prints in addition."""
     check_invariants: bool = False
     """Check after every step that no region or block is lost (slow; the tests set it)."""
     scheduler: str | None = None
@@ -47,10 +48,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
-            if name in ("dtype", "device"):  # torch has types of its own for these
+            if name in ("dtype", "device"):  # torch's own types are allowed here
                 continue
             if isinstance(value, bool):
-                is_good = kind in (bool, bool | None)  # True is not taken for the number 1
+                is_good = kind in (bool, bool | None)  # True does not pass for the number 1
             else:
                 is_good = isinstance(value, kind)
                 is_good |= isinstance(value, int) and isinstance(0.0, kind)
@@ -85,7 +86,7 @@ class EngineConfig:
         return cls(**given)
 
     def check_prompt_fits_step(self, num_prompt_tokens: int) -> None:
-        """For schedulers that compute a prompt whole.
+        """Refuse a prompt that is larger than a step, for schedulers that compute a prompt whole.
 
         Raises:
             InputError: the prompt is larger than a step.
@@ -97,10 +98,11 @@ class EngineConfig:
             )
 
     def check_completions(self, n: int, can_share_kv: bool = True) -> None:
-        """Completions of a prompt share its KV and start together.
+        """Check the number of completions of a prompt: they share its KV and start together.
 
         Raises:
-            InputError: they cannot share it in this milestone, or they are more than may run.
+            InputError: completions cannot share KV in this milestone, or there are more than may
+                run.
         """
         if n > 1 and not can_share_kv:
             raise InputError(
@@ -113,7 +115,7 @@ class EngineConfig:
             )
 
     def resolve_max_model_len(self, model_max_len: int | None) -> int:
-        """The `max_model_len` in force for a model trained for `model_max_len` tokens.
+        """Return the `max_model_len` in force for a model trained for `model_max_len` tokens.
 
         Raises:
             InputError: the configured length exceeds what the model can take.
@@ -131,7 +133,7 @@ class EngineConfig:
         return self.max_model_len
 
     def checked_length(self, max_model_len: int) -> int:
-        """A `max_model_len` that was given, or follows from other limits.
+        """Return a `max_model_len` that was given, or follows from other limits, if it is usable.
 
         Raises:
             InputError: no request would fit.

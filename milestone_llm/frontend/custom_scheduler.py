@@ -1,4 +1,4 @@
-"""A reader's own class in place of a milestone's: a scheduler, a block manager, a prefix cache.
+"""Load a reader's class in place of a milestone's: a scheduler, a block manager, a prefix cache.
 
 A copy of a milestone's file will do: `from .block_manager import ...` still means that milestone's.
 """
@@ -25,13 +25,13 @@ SchedulerType = TypeVar("SchedulerType", bound=BaseScheduler)
 
 
 def scheduler_class(path: str | None, default: type[SchedulerType]) -> type[SchedulerType]:
-    """The class of the scheduler in a file; without a file, the milestone's own.
+    """Return the class of the scheduler in a file; without a file, the milestone's own class.
 
     Args:
-        default: the milestone's. Both are made with the same arguments.
+        default: the milestone's class. Both classes are made with the same arguments.
 
     Raises:
-        InputError: the file cannot be read, has no scheduler, or one of another milestone.
+        InputError: the file cannot be read, has no scheduler, or has one of another milestone.
         Exception: what the file itself raises.
     """
     if path is None:
@@ -47,14 +47,15 @@ def scheduler_class(path: str | None, default: type[SchedulerType]) -> type[Sche
 
 
 def load_class(path: Path, name: str, base: type = object) -> type[Any]:
-    """The class `name` of a file, or the only subclass of `base` in it. It is read anew each time.
+    """Return the class `name` of a file, or the only subclass of `base` in it. The file is read
+    anew each time.
 
     Raises:
         InputError: the file cannot be read, or it is not clear which class is meant.
         Exception: what the file itself raises; `place_of` finds its line.
     """
     source, path = _source(path), path.resolve()
-    code = compile(source, str(path), "exec")  # Python's cache sees whole seconds alone
+    code = compile(source, str(path), "exec")  # Python's cache sees only whole seconds
     module = ModuleType(f"{path.stem}_{next(_numbers)}")  # each version has classes of its own
     module.__file__, module.__package__ = str(path), milestone_of(path)
     sys.modules[module.__name__] = module  # dataclasses look there
@@ -70,11 +71,11 @@ def load_class(path: Path, name: str, base: type = object) -> type[Any]:
 
 
 def milestone_of(path: Path) -> str:
-    """The milestone that a file is a copy of, or else the newest one that it imports.
+    """Return the milestone that a file is a copy of, or else the newest one that it imports.
 
     Raises:
         InputError: the file cannot be read.
-        SyntaxError: it is no Python.
+        SyntaxError: the file is not Python.
     """
     source = _source(path)
     tree = ast.parse(source, str(path))
@@ -87,7 +88,7 @@ def milestone_of(path: Path) -> str:
 
 
 def place_of(error: BaseException, folder: Path | None = None) -> str:
-    """The last line that an exception came through: of a file in the folder, if there is one."""
+    """Return the last line that an exception came through, in a file of the folder if possible."""
     if isinstance(error, SyntaxError):
         return (
             f"{Path(error.filename or '').name}, line {error.lineno}: {(error.text or '').strip()}"
@@ -99,13 +100,13 @@ def place_of(error: BaseException, folder: Path | None = None) -> str:
 
 
 def _has_modules(milestone: str, names: list[str]) -> bool:
-    """Whether relative imports of these modules can be a file's of this milestone."""
+    """Whether a file of this milestone could import these modules relatively."""
     return all(importlib.util.find_spec(f"{milestone}.{name}") for name in names)
 
 
 def _num_common_lines(milestone: str, source: str) -> int:
-    """Different lines that a file has in common with the milestone's scheduler, which is most
-    likely what it was copied from."""
+    """Return how many different lines a file has in common with the milestone's scheduler. A file
+    is most likely a copy of a scheduler."""
     spec = importlib.util.find_spec(f"{milestone}.scheduler")
     theirs = _source(Path(spec.origin)) if spec and spec.origin else ""
     return len({*source.splitlines()} & {*theirs.splitlines()})

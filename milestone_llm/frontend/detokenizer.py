@@ -2,15 +2,15 @@
 
 Tokens cannot be decoded one by one: a Chinese character or an emoji may be spread over several,
 and a space may depend on the token before. Decoding the whole output after each token costs O(n^2).
-So a short window is decoded: the chunk of tokens last settled (context) and those after it.
+So a short window is decoded: the chunk of tokens last settled (context) and the tokens after it.
 
     tokens  [ settled ............ | context | not settled yet ]
                                    |<------- window ---------->|
     text      _settled ......................| _pending = decode(window) less decode(context)
 
-What may still change stays back: an unfinished character, or text that could become a stop string.
-`tokenizers.decoders.DecodeStream` has such a window but no stop strings, needs a fast tokenizer,
-and raises where a byte token makes those before it invalid, which sampled tokens do.
+Text that may still change is held back: an unfinished character, or text that could become a stop
+string. `tokenizers.decoders.DecodeStream` has such a window but no stop strings, needs a fast
+tokenizer, and raises where a byte token makes those before it invalid, which sampled tokens do.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, cast
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _MAX_UNSETTLED_TOKENS = 64
 _PLAIN = {f"transformers.tokenization_utils_{name}" for name in ("base", "tokenizers")}
-"""Where the `decode` of Hugging Face's fast tokenizers is."""
+"""Modules in which the `decode` of Hugging Face's fast tokenizers is defined."""
 
 
 class Detokenizer:
@@ -36,7 +36,7 @@ class Detokenizer:
 
     Args:
         tokenizer: A Hugging Face tokenizer, fast or slow.
-        stop: Strings that end the text; the one that is complete first counts.
+        stop: Strings that end the text; the string that is complete first counts.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
@@ -49,14 +49,14 @@ class Detokenizer:
         self._context_text = ""
         self._settled = ""
         self._pending = ""  # text of the window's other tokens, as they decode now
-        self._num_searched = 0  # characters in which no stop string ends (or none was wanted)
+        self._num_searched = 0  # characters in which no stop string ends (or was looked for)
         self.num_shown = 0
         """Characters that can be shown."""
         self._num_begun = self._num_taken = 0  # tokens; they differ if `append` was interrupted
 
     @property
     def text(self) -> str:
-        """What can be shown: a prefix of all that will ever be, and free of stop strings.
+        """Text that can be shown: a prefix of the final text, and free of stop strings.
 
         (A stop string that appeared while `look_for_stop` was False is ordinary text.)
         """
@@ -76,12 +76,38 @@ class Detokenizer:
         self._num_taken += 1
         return is_stopped
 
+    def added_by(self, token_id: int) -> str:
+        """What a token adds to the text if it comes next. A character is added by the token that
+        completes it. (Stop strings are not looked for.)"""
+        if _token(self.tokenizer, token_id) is None:
+            return ""
+        pending = self._decode([*self._window, token_id])[len(self._context_text) :]
+        return self._beyond_known(pending.rstrip("\ufffd"))
+
+    def take(self, token_id: int) -> None:
+        """Append a token where `added_by` and `rest` are of interest, but not `text`. Its beginning
+        is dropped, so that in a long text a token takes no longer than in a short one."""
+        self.append(token_id, look_for_stop=False)
+        num_dropped = min(self._num_searched, len(self._settled))
+        self._settled = self._settled[num_dropped:]
+        self._num_searched -= num_dropped
+        self.num_shown = max(0, self.num_shown - num_dropped)
+
+    def rest(self) -> str:
+        """What no token has added yet: an unfinished character, which `flush` would show."""
+        return self._beyond_known(self._pending)
+
+    def _beyond_known(self, pending: str) -> str:
+        if self._num_searched < len(self._settled):
+            return self._settled[self._num_searched :] + pending
+        return pending[self._num_searched - len(self._settled) :]
+
     def has_taken(self, num_tokens: int) -> bool:
         """Whether this many tokens have been taken, the last one whole."""
         return self._num_begun == self._num_taken == num_tokens
 
     def fresh_copy(self) -> Detokenizer:
-        """A new one with the same tokenizer and stop strings."""
+        """Return a new detokenizer with the same tokenizer and stop strings."""
         return Detokenizer(self.tokenizer, self.stop)
 
     def _append(self, token_id: int, look_for_stop: bool) -> bool:
@@ -91,7 +117,7 @@ class Detokenizer:
         self._window.append(token_id)
         pending = self._decode(self._window)[len(self._context_text) :]
         if pending == self._pending and self._is_special(token_id):
-            self._window.pop()  # so that it is not taken for the start of a text, nor piles up
+            self._window.pop()  # special tokens must not look like a text's start, nor pile up
             return False
         self._pending = pending
         known = self._settled + pending.rstrip("\ufffd")
@@ -122,7 +148,7 @@ class Detokenizer:
         return not self._decode([token_id]) and bool(self.tokenizer.decode([token_id]))
 
     def _settle(self, end: int, text: str) -> None:
-        """Take `text` of the window's tokens up to `end` as final."""
+        """Settle `text`, the text of the window's tokens up to `end`: it is final."""
         self._settled += text
         self._pending = self._pending[len(text) :]
         if end == len(self._window):
@@ -130,13 +156,14 @@ class Detokenizer:
             self._num_context = len(self._window)
             self._context_text = self._decode(self._window)
         else:
-            del self._window[self._num_context : end]  # the context serves the rest just as well
+            del self._window[self._num_context : end]  # the old context will do for the rest
 
     def _settle_part(self) -> None:
         """Settle the front of a long row of U+FFFD, which a model babbling bytes can write.
 
-        A character has at most 4 bytes and a token at least 1, so of any 4 neighbouring places
-        between tokens one is no character's inside. There, the two sides decode to the whole.
+        A character has at most 4 bytes and a token at least 1. So of any 4 neighbouring places
+        between tokens, at least one is not inside a character. Cut there: the two sides then decode
+        to the same text as the whole.
         """
         context, skip = self._window[: self._num_context], len(self._context_text)
         for end in range(len(self._window) - 4, len(self._window) - 8, -1):
@@ -160,11 +187,11 @@ class Detokenizer:
         return self.is_stopped
 
     def _num_held_back(self, text: str) -> int:
-        """Characters at the end of `text` that may be the beginning of a stop string."""
+        """Return how many characters at the end of `text` may be the beginning of a stop string."""
         held_back = 0
         for stop in self.stop:
             end = text[-(len(stop) - 1) :] if len(stop) > 1 else ""
-            start = end.find(stop[0])  # only there may one begin: few places to look at
+            start = end.find(stop[0])  # a stop string can begin only there: few places to look at
             while start >= 0 and not stop.startswith(end[start:]):
                 start = end.find(stop[0], start + 1)
             if start >= 0:
@@ -173,17 +200,18 @@ class Detokenizer:
 
 
 def decode_whole(tokenizer: Any, token_ids: list[int]) -> str:
-    """The text of tokens of which no more will come: what a flushed `Detokenizer` has."""
+    """Return the text of a complete list of tokens: the text that a flushed `Detokenizer` has."""
     return _plain_decode(tokenizer)(known_tokens(tokenizer, token_ids))
 
 
 def known_tokens(tokenizer: Any, token_ids: list[int]) -> list[int]:
-    """Those of which a tokenizer can make text: models may have more ids than their tokenizer."""
+    """Return the tokens that a tokenizer can decode: models may have more ids than their
+    tokenizer."""
     return [token_id for token_id in token_ids if _token(tokenizer, token_id) is not None]
 
 
 def _token(tokenizer: Any, token_id: int) -> str | None:
-    """A token as it stands in the vocabulary; None for an id that is not in it."""
+    """Return a token as the vocabulary spells it; None for an id that is not in the vocabulary."""
     try:
         return cast("str | None", tokenizer.convert_ids_to_tokens(token_id))
     except Exception:  # SentencePiece's own tokenizers raise, others give None
@@ -191,10 +219,10 @@ def _token(tokenizer: Any, token_id: int) -> str | None:
 
 
 def _plain_decode(tokenizer: Any) -> Callable[[list[int]], str]:
-    """A tokenizer's `decode` of a list, without special tokens and without clean-up of spaces.
+    """Return a tokenizer's `decode` of a list, without special tokens and clean-up of spaces.
 
-    Of a fast tokenizer it is that of its backend: for one token, `decode` takes five times as long
-    to look at its arguments. A tokenizer with a `decode` of its own keeps it.
+    A fast tokenizer is decoded by its backend: for one token, the tokenizer's `decode` takes five
+    times as long, to look at its arguments. A tokenizer with a `decode` of its own keeps it.
     """
     others = [each for each in type(tokenizer).__mro__ if each.__module__ not in _PLAIN]
     has_own = any({"decode", "_decode"} & vars(each).keys() for each in others)

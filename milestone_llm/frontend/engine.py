@@ -2,9 +2,9 @@
 
     prompt -> InputProcessor -> Request -> EngineCore -> tokens -> OutputProcessor -> OutputQueue
 
-A milestone brings a scheduler and a runner; what goes around them is assembled here, for all of
-them. Outputs of a request go to the caller that added it: a call of `generate` or `stream`, `step`,
-or HTTP (`milestone_llm.serving.engine.loop`), which uses the same driver.
+A milestone brings a scheduler and a runner; the parts around them are assembled here, for all
+milestones. Outputs of a request go to the caller that added it: a call of `generate` or `stream`,
+`step`, or HTTP (`milestone_llm.serving.engine.loop`), which uses the same driver.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class BaseEngine:
         loaded: the model, its tokenizer and its name.
         max_model_len: most tokens of a request, as the scheduler has it.
         scheduler: plans the steps.
-        runner: carries them out.
-        tracer: the first of those who watch the steps.
+        runner: carries the plans out.
+        tracer: the first of the watchers that get every step.
         pipeline: makes the steps of a core in another way than `EngineCore.step`.
-        grammars: of structured outputs; None: made here.
+        grammars: grammars of structured outputs; None: made here.
         peers: the same engine in other processes, if there are any.
-        aging_seconds: waiting so long makes a request more urgent by 1, where the scheduler orders
-            by priority; None: it does not.
-        block_size: tokens of a KV block, where KV memory has blocks.
+        aging_seconds: waiting this long makes a request more urgent by 1, where the scheduler
+            orders by priority; None: waiting does not count.
+        block_size: tokens in a KV block, where KV memory has blocks.
     """
 
     milestone: ClassVar[str]
@@ -79,7 +79,7 @@ class BaseEngine:
         self.max_model_len = max_model_len
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.eos_token_ids = stop_token_ids(self.model)
-        # No part knows the engine: its memory is free when nothing refers to it any more.
+        # No part refers to the engine: its memory is freed as soon as the user drops the engine.
         self.step_log = log = StepLog(self.milestone, scheduler, tracer, config.check_invariants)
         self.core = core = EngineCore(scheduler, runner, log)
         steps = core if pipeline is None else pipeline(core)
@@ -101,27 +101,27 @@ class BaseEngine:
         )
         self._block_size = block_size
         self._abandoned: deque[OutputQueue] = deque()
-        """Of streams that were closed before their requests were done."""
+        """Queues of streams that were closed before their requests were done."""
 
     @property
     def scheduler(self) -> BaseScheduler:
-        """What plans the steps."""
+        """The scheduler, which plans the steps."""
         return self.core.scheduler
 
     @property
     def runner(self) -> ModelRunner:
-        """What carries the plans out."""
+        """The model runner, which carries the plans out."""
         return self.core.runner
 
     @property
     def tracer(self) -> StepWatcher | None:
-        """The first of those who watch the steps."""
+        """The first of the watchers that get every step; None: there is none."""
         watchers = self.step_log.watchers
         return watchers[0] if watchers else None
 
     @property
     def requests(self) -> dict[str, Request]:
-        """Unfinished requests by id: of several completions, the first that goes on."""
+        """Unfinished requests by id; for several completions, the first that is unfinished."""
         requests: dict[str, Request] = {}
         for state in self.output_processor.states.values():
             for completion in state.completions:
@@ -166,10 +166,10 @@ class BaseEngine:
         *,
         chat: bool = False,
     ) -> OutputStream:
-        """Like `generate`, but yield each request's output whenever it has grown.
+        """Yield each request's output whenever it has grown. Arguments and errors as `generate`.
 
         Closing the iterator early aborts the unfinished requests. The last output of a request that
-        is aborted meanwhile goes to who called `abort`.
+        is aborted meanwhile goes to the caller of `abort`.
         """
         encoded = self.input_processor.encode_all(prompts, sampling_params, chat)
         return OutputStream(self, encoded, OutputQueue())
@@ -189,7 +189,7 @@ class BaseEngine:
 
         Args:
             priority: lower is sooner, for schedulers with `policy="priority"` (from M2 on). With
-                `aging_seconds` it counts less the longer the request has waited.
+                `aging_seconds`, the number falls while the request waits.
 
         Raises:
             InputError: bad input; no other request is affected.
@@ -203,12 +203,12 @@ class BaseEngine:
         """Compute one step.
 
         Returns:
-            Outputs of the requests that changed, finished ones for the last time. Those that a call
-            of `generate` or `stream` waits for are not among them.
+            Outputs of the requests that changed, finished ones for the last time. Outputs that a
+            call of `generate` or `stream` waits for are not among them.
 
         Raises:
-            Exception: what the model's forward raised. The step's requests have then ended with
-                `error` (their outputs come with the next step); the others go on.
+            Exception: the model's forward raised. The step's requests have then ended with `error`
+                (their outputs come with the next step); the others go on.
         """
         if self.output_processor.states or self.core.in_flight:
             self._abort_abandoned()
@@ -216,17 +216,19 @@ class BaseEngine:
         return self._step_queue.take()
 
     def take_outputs(self) -> list[RequestOutput]:
-        """What the next `step` would return besides its own: after one that raised, its errors."""
+        """Return outputs that are kept for the next `step`. After a `step` that raised, these are
+        the outputs of its requests, which ended with `error`."""
         return self._step_queue.take()
 
     def abort(self, request_id: str) -> RequestOutput | None:
-        """End a request in whatever state it is; None if it is not (or no longer) known."""
+        """End a request in any state, and return its last output; None if the request is not (or no
+        longer) known."""
         check_is_id(request_id)
         state = self.driver.run(self._abort, request_id)
         if state is None:
             return None
         output = state.snapshot()
-        state.queue.discard(request_id)  # up to here, `step` would deliver it
+        state.queue.discard(request_id)  # after an interruption before here, `step` delivers it
         return output
 
     def has_unfinished_requests(self) -> bool:
@@ -266,8 +268,8 @@ class BaseEngine:
         return state
 
     def _abort_abandoned(self) -> None:
-        """End the requests of streams that were closed, unless this is in the middle of a step:
-        the garbage collector may close one anywhere. The next step does it then."""
+        """End the requests of streams that were closed. In the middle of a step this is left to the
+        next step: the garbage collector may close a stream anywhere."""
         if self._abandoned and not self.driver.is_inside():
             self.driver.run(self._abort_unread)
 
@@ -280,7 +282,7 @@ class BaseEngine:
     # -- before and after --------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Do the work that a first request would have to wait for. It changes no count and no seed.
+        """Do the work that a first request would have to wait for. No count and no seed changes.
 
         Raises:
             RuntimeError: there are requests already.
@@ -291,7 +293,8 @@ class BaseEngine:
         self.driver.run(warm_up, self.driver, sizes, self._block_size)
 
     def stats(self) -> dict[str, Any]:
-        """Counts since the engine was built, and the state of queues and KV memory now."""
+        """Return counts since the engine was built, and the present state of queues and KV
+        memory."""
         counts, scheduler = self.step_log.counts, self.scheduler
         useful = counts["prefill_tokens"] + counts["decode_tokens"]
         computed = useful + counts["padding_tokens"]
@@ -313,19 +316,19 @@ class BaseEngine:
 
 
 class StepMaker(Protocol):
-    """Makes the steps of a core: the core itself, or what lets them overlap."""
+    """Makes the steps of a core: the core itself, or a pipeline in which steps overlap."""
 
     def step(self) -> None:
-        """Go on by a step."""
+        """Make the next step."""
 
 
 class OutputStream:
-    """The output of each of some requests, whenever it has grown: what `stream` returns.
+    """The iterator that `stream` returns: the output of each request, whenever it has grown.
 
-    An iterator. Requests that are not done when it is closed or thrown away are aborted.
+    Requests that are not done when the iterator is closed or thrown away are aborted.
 
     Args:
-        queue: of its own.
+        queue: takes the outputs; only this stream reads it.
     """
 
     def __init__(
@@ -352,9 +355,9 @@ class OutputStream:
                     engine._abort_abandoned()
                     engine.driver.run(engine.driver.step)
                 self._taken.extend(queue.take())
-                if is_done:  # that was what came of a step of another caller's
+                if is_done:  # the outputs just taken came from another caller's step
                     break
-        except BaseException:  # Ctrl-C, an error: leave nothing behind
+        except BaseException:  # Ctrl-C or an error: abort all requests of the stream
             self.close()
             raise
         if not self._taken:
@@ -365,7 +368,7 @@ class OutputStream:
         """Abort the requests that are not done."""
         self._taken.clear()
         if self._queue.unfinished:
-            self._engine._abandoned.append(self._queue)  # so that it is done though interrupted
+            self._engine._abandoned.append(self._queue)  # the abort is not lost if interrupted
             self._engine._abort_abandoned()
 
     __del__ = close

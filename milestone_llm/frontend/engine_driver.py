@@ -1,14 +1,14 @@
-"""What carries a core, for `generate` and `step` as for a server: exclusion, failures, restarts.
+"""Drives a core, for `generate` and `step` as for a server: exclusion, failures, restarts.
 
     BaseEngine.step, EngineLoop.run
-      EngineDriver.run          one thread at a time; whatever is raised, requests lose nothing
+      EngineDriver.run          one thread at a time; after an exception, requests lose nothing
         EngineCore.step         plan, launch, settle
           Scheduler.schedule    who computes which tokens
 
 A core has one driver, and several may use it: `generate` and HTTP take the outputs of their own
-requests, each with a sink. A change of the engine has happened or it has not. A step whose forward
-raises ends its requests with `error`. After whatever else is raised, Ctrl-C included, all requests
-go on: they keep their tokens, KV memory is given back and computed again.
+requests, each with a sink. A change of the engine happens completely or not at all. A step whose
+forward raises ends its requests with `error`. After any other exception, Ctrl-C included, all
+requests go on: they keep their tokens; KV memory is given back, and its content computed again.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Result = TypeVar("Result")
 
 
 class OutputSink(Protocol):
-    """Takes what the core has brought: text is made of it, or it is sent to another process."""
+    """Takes the core's outputs, to make text of them or to send them to another process."""
 
     def process(self, outputs: Sequence[EngineCoreOutput]) -> dict[str, str]:
-        """Take outputs in, in their order. Ignore those of completions that another sink has, and
-        those without tokens and without a reason.
+        """Take outputs in, in their order. Ignore outputs of completions that another sink has, and
+        outputs without tokens and without a finish reason.
 
         Returns:
-            Why completions have ended, by id: those that these outputs have ended, or that ended
-            earlier. The core need not know of it, where a stop string is in the text.
+            The finish reason by id, of completions that these outputs have ended, or that ended
+            earlier. The core may not know of the end, where a stop string is in the text.
         """
 
     def repair(self) -> dict[str, int]:
-        """After an interruption anywhere: make whole what was left half done.
+        """Repair the states of completions after an interruption anywhere.
 
         Returns:
             How many output tokens of each completion have been taken in, by id. A completion that
@@ -55,36 +55,36 @@ class OutputSink(Protocol):
 class Peers:
     """The same engine in other processes, which plans the same steps (tensor parallelism).
 
-    This one has none; a subclass tells them.
+    This class has no peers, and its methods do nothing; a subclass tells the peers.
     """
 
     def before(self, call: str, core: EngineCore) -> None:
-        """Before a call that all make: what came to another engine comes to this core now."""
+        """Take in what came to another engine. Called before each call that all engines make."""
 
     def in_step(self, core: EngineCore, step: Callable[[], None]) -> Callable[[], None]:
-        """Return a step that all of them make together."""
+        """Return a step that all engines make together."""
         return step
 
     def added(self, requests: Sequence[Request]) -> None:
-        """The completions of a prompt have been queued here."""
+        """Called after the completions of a prompt have been queued here."""
 
     def finished(self, request: Request, reason: str) -> None:
-        """A completion has been ended here."""
+        """Called after a completion has been ended here."""
 
     def parted(self) -> None:
-        """This engine begins anew, and no longer knows what the others know."""
+        """Called before this engine restarts: it then no longer knows what the others know."""
 
 
 class EngineDriver:
     """Changes a core: one thread at a time, and wholly or not at all.
 
-    Every change goes through `run`; `step`, `add` and `finish` are what changes are made of. (A
-    driver refers to what it is given and nothing refers to it, so that an engine that is thrown
-    away is gone at once, and its memory with it.)
+    Every change goes through `run`; changes are made of `step`, `add` and `finish`. (A driver
+    refers to its parts, and no part refers to the driver. So an engine that is thrown away is gone
+    at once, and its memory with it.)
 
     Args:
-        log: what listens to the core.
-        step: how the core's steps are made; None: one after the other.
+        log: the core's listener.
+        step: makes the core's steps; None: one after the other.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class EngineDriver:
         self.step = self.peers.in_step(core, step or core.step)
         """The change that computes a step."""
         self.requests: dict[str, Request] = {}
-        """Completions of whose end no sink has said anything, by id."""
+        """Completions that no sink has reported as finished, by id."""
         self._sinks: list[OutputSink] = []
         self._process, self._lock = os.getpid(), threading.RLock()
         self._owner: int | None = None
@@ -120,19 +120,19 @@ class EngineDriver:
         *args: Arguments.args,
         **fields: Arguments.kwargs,
     ) -> Result:
-        """Make a change: compute a step, add requests, end some, forget cached prefixes. What the
-        core has brought by then is handed over.
+        """Make a change: compute a step, add requests, end some, forget cached prefixes. Then hand
+        the core's outputs to the sinks.
 
         Raises:
-            Exception: what the model's forward raised. The step's requests have ended then.
-            InputError: the change refused what it was given, before it changed anything.
-            RuntimeError: called from within a change, by something that watches the steps, say.
+            Exception: the model's forward raised. The step's requests have ended then.
+            InputError: the change refused its input, before it changed anything.
+            RuntimeError: called from within a change, by a watcher of the steps for instance.
         """
         if self._process != os.getpid():  # forked: the thread that had the lock is not here
             self._process, self._lock, self._owner = os.getpid(), threading.RLock(), None
         if self.is_inside():
             raise RuntimeError("the engine was called from within one of its own steps")
-        # The change before may have ended and not released the lock: that is for it to do.
+        # The change before may have ended without releasing the lock yet: it will do so itself.
         is_held = self._lock._is_owned()  # type: ignore[attr-defined]
         try:
             with self._lock:
@@ -144,7 +144,7 @@ class EngineDriver:
                     self._end()
                 except BaseException as error:
                     if isinstance(error, InputError) and change is not self.step:
-                        self._end()  # what it was given is refused, and nothing has changed
+                        self._end()  # the input is refused, and nothing has changed
                     else:
                         self._restart_after(error)
                     raise
@@ -160,14 +160,14 @@ class EngineDriver:
     # -- what changes are made of ------------------------------------------------------------
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Queue the completions of a prompt. A sink has to know them next, or they are dropped
-        where this is interrupted."""
+        """Queue the completions of a prompt. The caller then tells a sink of them: a restart drops
+        completions that no sink knows."""
         self.requests.update({each.request_id: each for each in requests})
         self.core.add_request(*requests)
         self.peers.added(requests)
 
     def finish(self, completion_ids: Iterable[str], reason: str) -> None:
-        """End those of some completions that have not ended."""
+        """End completions, except those that have ended already."""
         outputs = []
         for completion_id in completion_ids:
             request = self.requests.get(completion_id)
@@ -197,7 +197,7 @@ class EngineDriver:
         except Exception:
             if self.core.scheduler.has_unfinished_requests():
                 raise
-            self._begin_anew(())  # it was raised by the step in flight, whose requests have ended
+            self._begin_anew(())  # the step in flight raised; its requests have all ended
         self.peers.finished(request, reason)
 
     # -- one thread at a time ----------------------------------------------------------------
@@ -213,23 +213,24 @@ class EngineDriver:
         self._owner = None
 
     def _release(self) -> None:
-        """Ctrl-C in the very moment in which `with` begins or ends would leave the lock held."""
+        """Release the lock. `with` would leave it held after Ctrl-C in the very moment in which
+        `with` begins or ends."""
         if self.is_inside():
             self._owner = None
-        with contextlib.suppress(RuntimeError):  # it is free, as it should be, or another thread's
+        with contextlib.suppress(RuntimeError):  # already free, as it should be, or another's
             self._lock.release()
 
     # -- failures and interruptions ----------------------------------------------------------
 
     def _restart_after(self, error: BaseException) -> None:
-        # Still inside: a stream that is thrown away meanwhile must not make a change of its own.
+        # Still inside a change: a stream that is thrown away meanwhile must not make its own.
         self._owner = threading.get_ident()
         try:
             if isinstance(error, Exception) and self.core.computing is not None:
                 self._fail(self.core.computing)
             self._restart()
             self._is_torn = False
-        except Exception as second:  # of what the first one left, most likely
+        except Exception as second:  # most likely a consequence of the first
             raise error from second
         finally:
             self._owner = None
@@ -238,7 +239,7 @@ class EngineDriver:
         """End the requests of the step whose forward raised."""
         self.core.computing = None
         if all(step.plan is not plan for step in self.core.in_flight):
-            # It was being launched. The step before is as good as ever, or fails as well.
+            # The failed step was being launched. The step before is good, or fails as well.
             with contextlib.suppress(Exception):
                 self.core.settle_until(0)
             if self.core.computing is not None:
@@ -247,7 +248,7 @@ class EngineDriver:
         self.log.failed(plan)
 
     def _restart(self) -> None:
-        """Go on with the requests as they are: what the sinks lack of them is handed over."""
+        """Restart with the requests as they are, and hand over the tokens that the sinks lack."""
         num_taken: dict[str, int] = {}
         for sink in self._sinks:
             num_taken |= sink.repair()

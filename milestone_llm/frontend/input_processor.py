@@ -30,22 +30,23 @@ if TYPE_CHECKING:
 
 
 class EncodedPrompt(NamedTuple):
-    """A prompt as the model takes it, and how to go on from it."""
+    """Token ids of a prompt, and the parameters with which to go on from it."""
 
     token_ids: list[int]
     params: SamplingParams
 
 
 class InputProcessor:
-    """Makes requests of prompts: `encode`, in whatever thread, then `make`, in a change of the
-    engine, since each request gets a number of its own.
+    """Makes requests of prompts. Call `encode` first, in any thread. Then call `make` in a change
+    of the engine, since each request gets a number of its own.
 
     Args:
         seed: seeds the requests that bring no seed of their own.
         is_taken: whether an id belongs to a request that is unfinished or undelivered.
-        validate: the scheduler's word on whether a request could ever be computed.
-        aging_seconds: waiting so long makes a request more urgent by 1; None: it does not.
-        grammars: of structured outputs; None: made here.
+        validate: the scheduler's `validate`, which refuses requests that no step could compute.
+        aging_seconds: waiting this long makes a request more urgent by 1; None: waiting does not
+            count.
+        grammars: grammars of structured outputs; None: made here.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class InputProcessor:
         self.validate = validate
         self.aging_seconds = aging_seconds
         self.grammars = grammars or Grammars(tokenizer, vocab_size, eos_token_ids)
-        self._encoding = threading.RLock()  # a tokenizer is not made for several threads
+        self._encoding = threading.RLock()  # a tokenizer is not thread-safe
         self._began = perf_counter()
         self.num_arrivals = 0
 
-    # -- what may take its time: no step waits for it ----------------------------------------
+    # -- may take its time: no step waits for it ---------------------------------------------
 
     def encode_all(
         self,
@@ -81,7 +82,7 @@ class InputProcessor:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         chat: bool,
     ) -> list[EncodedPrompt]:
-        """The token ids of several prompts, with the parameters of each.
+        """Return the token ids of several prompts, with the parameters of each.
 
         Raises:
             InputError: one of them is bad.
@@ -89,7 +90,7 @@ class InputProcessor:
         many = as_list(prompts)
         if sampling_params is None:
             sampling_params = SamplingParams()
-        if not isinstance(sampling_params, Sequence):  # what is none at all is told so below
+        if not isinstance(sampling_params, Sequence):  # other types are refused below
             sampling_params = [sampling_params] * len(many)
         if len(sampling_params) != len(many):
             raise InputError(f"{len(many)} prompts, but {len(sampling_params)} sampling_params")
@@ -99,7 +100,7 @@ class InputProcessor:
         ]
 
     def encode(self, prompt: Prompt, params: SamplingParams, chat: bool) -> EncodedPrompt:
-        """The token ids of a prompt. They and the parameters have been checked for the model.
+        """Return the token ids of a prompt, after a check of ids and parameters for the model.
 
         Raises:
             InputError: bad input; the message states the number and the limit.
@@ -107,7 +108,7 @@ class InputProcessor:
         try:
             with self._encoding:
                 token_ids = encode_prompt(self.tokenizer, prompt, chat)
-        finally:  # Ctrl-C in the very moment in which `with` ends would leave the lock held
+        finally:  # not `with`: Ctrl-C in the very moment in which it ends would leave the lock held
             with contextlib.suppress(RuntimeError):
                 self._encoding.release()
         check_prompt(token_ids, self.vocab_size, self.max_model_len)
@@ -118,10 +119,10 @@ class InputProcessor:
     # -- within a change of the engine -------------------------------------------------------
 
     def make_all(self, prompts: Sequence[EncodedPrompt]) -> list[list[Request]]:
-        """The requests of each of several prompts, none of them queued.
+        """Return the requests of each of several prompts. Queues none of them.
 
         Raises:
-            InputError: as `make`, of one of them; then there is none.
+            InputError: `make` refuses one of the prompts; then no request is made.
         """
         num_arrivals = self.num_arrivals
         try:
@@ -137,10 +138,10 @@ class InputProcessor:
         request_id: str | None = None,
         priority: int = 0,
     ) -> list[Request]:
-        """A numbered and seeded request for each completion of a prompt. Not queued.
+        """Return a numbered and seeded request for each completion of a prompt. Queues none.
 
         Args:
-            token_ids: they and the parameters have been checked for this model.
+            token_ids: the prompt's. Token ids and parameters have been checked for this model.
 
         Raises:
             InputError: the id is taken, or no step could ever compute the request.
@@ -162,10 +163,11 @@ class InputProcessor:
         return requests
 
     def _aged(self, priority: int) -> float:
-        """The priority that puts a request where its age wants it, at any later time.
+        """Return a priority that counts the request's age, and is right at any later time.
 
-        At time t it is `priority - (t - arrival) / aging_seconds`. All age alike, so the order of
-        two requests never changes: without the part that grows with t, it is that of this number.
+        At time t a request has the priority `priority - (t - arrival) / aging_seconds`. All
+        requests age alike, so the order of two requests never changes. The part with t is the same
+        for all and is left out here: the remaining number gives the same order.
         """
         if self.aging_seconds is None:
             return priority
@@ -187,12 +189,12 @@ def build_requests(
     eos_token_ids: frozenset[int],
     grammars: Grammars,
 ) -> list[Request]:
-    """A request for each completion of a prompt; only the first gives the prompt's logprobs.
+    """Return a request for each completion of a prompt; only the first gives the prompt's logprobs.
 
     Args:
-        request_ids: of each completion.
-        seed: of the first; each further one has the next number.
-        grammars: say which tokens are allowed, where the output has to look like something.
+        request_ids: the id of each completion.
+        seed: the seed of the first completion; each further one has the next number.
+        grammars: say which tokens are allowed, for structured outputs.
     """
     of_further = params if len(request_ids) == 1 else replace(params, prompt_logprobs=None)
     return [

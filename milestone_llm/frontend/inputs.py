@@ -1,4 +1,4 @@
-"""From a user's prompt to checked token ids. Bad input ends here, with number and limit."""
+"""From a user's prompt to checked token ids. Bad input is refused here, with number and limit."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams, is_whole_number
 from milestone_llm.models.chat import render_chat
 
-Prompt: TypeAlias = str | list[int] | list[dict[str, str]]
+Prompt: TypeAlias = str | list[int] | list[dict[str, Any]]
 """Text, token ids, or chat messages (`{"role": ..., "content": ...}`)."""
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
 
 def as_list(prompts: Prompts) -> Sequence[Prompt]:
-    """The argument of `generate`, a single prompt or several, as several."""
+    """Return the prompts of `generate` as a list, also if a single prompt was given."""
     given: Any = prompts
     try:
         is_one = isinstance(given, str | dict) or not hasattr(given, "__getitem__")
         is_one = is_one or (len(given) > 0 and not isinstance(given[0], str | list | tuple))
     except TypeError:  # a tensor of one number
         is_one = True
-    return [given] if is_one else given  # what is no prompt at all is told so when it is encoded
+    return [given] if is_one else given  # `encode_prompt` refuses what is not a prompt
 
 
 def encode_prompt(
@@ -34,15 +34,16 @@ def encode_prompt(
     template_kwargs: Mapping[str, Any] | None = None,
     tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
-    """Token ids of a prompt of any kind.
+    """Return the token ids of a prompt of any kind.
 
     Args:
         chat: whether a text is a user's message of a chat.
-        add_special_tokens: to any other text (BOS, say). A chat has those of its template.
-        template_kwargs, tools: as `render_chat` takes them.
+        add_special_tokens: whether any other text gets special tokens (BOS, for instance). A chat
+            has those of its template.
+        template_kwargs, tools: arguments of `render_chat`.
 
     Raises:
-        InputError: it is no prompt, or text for an engine without a tokenizer.
+        InputError: `prompt` is not a prompt, or is text for an engine without a tokenizer.
     """
     is_text = isinstance(prompt, str)
     try:
@@ -74,7 +75,7 @@ def _check_text(what: str, text: str) -> None:
     """Refuse text that cannot be encoded.
 
     Raises:
-        InputError: a half of a surrogate pair stands alone; the message says where.
+        InputError: the text has one half of a surrogate pair alone; the message says where.
     """
     try:
         text.encode()
@@ -98,7 +99,7 @@ def check_length(token_ids: list[int], max_model_len: int) -> None:
     """Refuse a prompt of too few tokens or too many.
 
     Raises:
-        InputError: it has none, or leaves no room for one output token.
+        InputError: the prompt has no token, or leaves no room for one output token.
     """
     if not token_ids:
         raise InputError("the prompt is empty: it has 0 tokens and needs at least 1")
@@ -142,7 +143,7 @@ def check_priority(priority: Any) -> None:
     """Refuse a priority that a queue could not put in order.
 
     Raises:
-        InputError: it is not a whole number, or one that a float does not hold exactly.
+        InputError: the priority is not a whole number, or a float does not hold it exactly.
     """
     if not is_whole_number(priority) or abs(priority) > 2**53:
         wanted = "a whole number in [-(2**53), 2**53]"
@@ -150,20 +151,20 @@ def check_priority(priority: Any) -> None:
 
 
 def check_is_id(request_id: Any) -> None:
-    """Refuse what cannot be the id of any request.
+    """Refuse a value that cannot be the id of any request.
 
     Raises:
-        InputError: it is no string.
+        InputError: the value is not a string.
     """
     if not isinstance(request_id, str):
         raise InputError(f"request_id must be a string, got {request_id!r:.200}")
 
 
 def check_request_id(request_id: Any, is_taken: Callable[[str], bool]) -> None:
-    """Refuse an id that would not name one request.
+    """Refuse an id that would not name exactly one request.
 
     Raises:
-        InputError: it is no string, or belongs to another request.
+        InputError: the id is not a string, or belongs to another request.
     """
     check_is_id(request_id)
     if not request_id:
@@ -180,7 +181,7 @@ def check_vocabulary(what: str, token_ids: Iterable[int], vocab_size: int) -> No
     """Refuse token ids that the model does not have.
 
     Raises:
-        InputError: the first of them.
+        InputError: names the first of them.
     """
     for token in token_ids:
         if not 0 <= token < vocab_size:

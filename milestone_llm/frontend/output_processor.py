@@ -1,8 +1,8 @@
-"""From tokens to what callers see: text, stop strings, `RequestOutput`s, times.
+"""From tokens to outputs for callers: text, stop strings, `RequestOutput`s, times.
 
-The core hands out token ids. What a caller knows of a request is kept here, and brought up to date
-with them, in the engine's process or in HTTP's. A completion that a stop string has ended is
-reported, so that the core can be told.
+The core hands out token ids. The state of a request that a caller sees is kept here, and updated
+with those ids, in the engine's process or in HTTP's. `process` reports a completion that a stop
+string has ended, so that the core can be told.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class CompletionState:
-    """What is known of one completion. `token_ids` is the truth, the rest follows from it.
+    """The state of one completion. `token_ids` is the truth; the rest follows from it.
 
     Args:
         makes_text: whether text is made token by token; if not, all at once when it is asked for.
@@ -74,19 +74,19 @@ class CompletionState:
             self.finish(output.finish_reason)
 
     def finish(self, reason: str) -> None:
-        """No more tokens will come."""
+        """End the completion: no more tokens will come."""
         if self._detokenizer is not None:
             self._detokenizer.flush()
         self.finish_reason = reason
 
     def fail(self) -> None:
-        """End it where a tokenizer has raised: the tokens before have been taken in."""
+        """End the completion where a tokenizer has raised. The tokens before have been taken in."""
         log.exception("Completion %s ends: no text can be made of it", self.completion_id)
         self._drop_half_taken()
         self.finish("error")
 
     def repair(self) -> None:
-        """After an interruption anywhere: `token_ids` is the truth."""
+        """Make the rest agree with `token_ids`, after an interruption anywhere."""
         self._drop_half_taken()
         num_taken = len(self.token_ids)
         if self._detokenizer is not None and not self._detokenizer.has_taken(num_taken):
@@ -99,7 +99,7 @@ class CompletionState:
         del self.token_times[num_taken:], self.logprobs[num_taken:]
 
     def snapshot(self) -> CompletionOutput:
-        """The completion as it is now."""
+        """Return the completion as it is now."""
         return CompletionOutput(
             self.index,
             self.token_ids,
@@ -122,7 +122,7 @@ class CompletionState:
 
 
 class RequestState:
-    """What is known of a request: its completions, its times, and who reads its outputs.
+    """The state of a request: its completions, its times, and the queue of its outputs.
 
     Args:
         completion_ids: the first is the request's own.
@@ -158,7 +158,7 @@ class RequestState:
         return all(completion.finish_reason is not None for completion in self.completions)
 
     def note(self, facts: RequestFacts) -> None:
-        """Take in what the core says of the first completion."""
+        """Take in the core's figures of the first completion."""
         self.metrics.first_scheduled_time = facts.first_scheduled_time
         self.metrics.num_preemptions = facts.num_preemptions
         self.metrics.num_cached_tokens = facts.num_cached_tokens
@@ -166,7 +166,7 @@ class RequestState:
             self.prompt_logprobs = facts.prompt_logprobs
 
     def snapshot(self) -> RequestOutput:
-        """The request as it is now."""
+        """Return the request as it is now."""
         return RequestOutput(
             self.request_id,
             self.prompt_token_ids,
@@ -185,7 +185,7 @@ class RequestState:
         return str(tokenizer.decode(known_tokens(tokenizer, self.prompt_token_ids)))
 
     def read_prompt(self) -> str | None:
-        """`prompt`, for snapshots."""
+        """Return `prompt`, for snapshots."""
         return self.prompt
 
 
@@ -195,9 +195,9 @@ class OutputProcessor:
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.tokenizer = tokenizer
         self.states: dict[str, RequestState] = {}
-        """By the request's id. A request is the engine's from the moment in which it is here."""
+        """States by request id. A request is accepted from the moment in which it is here."""
         self.num_tokens = 0
-        """Taken in so far, of all requests together."""
+        """Tokens taken in so far, of all requests together."""
         self._completions: dict[str, tuple[RequestState, CompletionState]] = {}
 
     def add(
@@ -207,7 +207,7 @@ class OutputProcessor:
         params: SamplingParams,
         queue: OutputQueue,
     ) -> RequestState:
-        """Follow the completions of a prompt; their outputs go to `queue`."""
+        """Keep a state for the completions of a prompt; their outputs go to `queue`."""
         state = RequestState(completion_ids, prompt_token_ids, params, queue, self.tokenizer)
         for completion in state.completions:
             self._completions[completion.completion_id] = (state, completion)
@@ -220,13 +220,13 @@ class OutputProcessor:
         return request_id in self._completions
 
     def process(self, outputs: Iterable[EngineCoreOutput]) -> dict[str, str]:
-        """Bring the requests up to date with what the core gave; outputs go to their queues.
+        """Update the requests with the core's outputs, and put their own outputs into their queues.
 
         Returns:
-            Why completions have ended, by id, also those that had ended before. That a stop string
-            has ended one, the core does not know.
+            The finish reason of completions that have ended, by id, also of those that had ended
+            before. The core does not know of ends by a stop string.
         """
-        if not self._completions:  # none is of requests that are known here
+        if not self._completions:  # all outputs are of requests that are not known here
             return {}
         now, ended, changed = time.perf_counter(), dict[str, str](), dict[str, RequestState]()
         for output in outputs:
@@ -239,7 +239,7 @@ class OutputProcessor:
                 num_before = len(completion.token_ids)
                 try:
                     completion.take(output, now)
-                except Exception:  # it is this one's, and nobody else's
+                except Exception:  # it concerns this completion and no other
                     completion.fail()
                 self.num_tokens += len(completion.token_ids) - num_before
             if completion.finish_reason is not None:
@@ -252,7 +252,7 @@ class OutputProcessor:
         return ended
 
     def repair(self) -> dict[str, int]:
-        """After an interruption anywhere: make whole what was left half done.
+        """Repair the states of completions after an interruption anywhere.
 
         Returns:
             How many tokens of each completion have been taken in, by id.
@@ -285,17 +285,18 @@ class OutputProcessor:
         for completion in state.completions:
             self._completions.pop(completion.completion_id, None)
         state.queue.unfinished.discard(state.request_id)
-        self.states.pop(state.request_id, None)  # from here on it is no more
+        self.states.pop(state.request_id, None)  # from here on the request is unknown
 
 
 class OutputQueue:
     """The outputs of one reader: a call of `generate` or `stream`, or all who call `step`.
 
-    Threads may put and take at once: each line that changes it is one operation on one dict or set.
+    Threads may put and take at once: each line that changes the queue is one operation on one dict
+    or set.
 
     Args:
-        wants_all: whether outputs are wanted as they grow (`stream`, `step`), or only the news that
-            a request is done (`generate`).
+        wants_all: whether outputs are wanted as they grow (`stream`, `step`). If not, the reader
+            only asks which requests are done (`generate`).
     """
 
     def __init__(self, wants_all: bool = True) -> None:
@@ -305,15 +306,15 @@ class OutputQueue:
         self._outputs: dict[str, RequestOutput] = {}
 
     def put(self, output: RequestOutput) -> None:
-        """Keep an output until it is taken; it replaces an older one of the same request."""
+        """Keep an output until it is taken. It replaces an older output of the same request."""
         if self.wants_all:
             self._outputs[output.request_id] = output
 
     def take(self) -> list[RequestOutput]:
-        """Outputs that the reader has not had yet."""
+        """Return the outputs that the reader has not had yet."""
         taken: list[RequestOutput | None] = []
         try:
-            # In one call: wherever Ctrl-C comes, what is not in the dict any more is in the list.
+            # In one call: wherever Ctrl-C comes, an output is in the dict or in the list.
             taken.extend(map(self._outputs.pop, list(self._outputs), repeat(None)))
             return [output for output in taken if output is not None]  # else another thread has it
         except BaseException:

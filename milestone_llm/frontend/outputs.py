@@ -25,7 +25,7 @@ class RequestMetrics:
     """Prompt tokens whose keys and values came from the prefix cache."""
 
     def snapshot(self) -> RequestMetrics:
-        """They as they are now."""
+        """Return a copy of the current values."""
         return replace(self, token_times=self.token_times[:])
 
     @property
@@ -55,12 +55,12 @@ class RequestMetrics:
 class CompletionOutput:
     """One completion of a prompt, as far as it had come when the snapshot was taken.
 
-    Its tokens and log-probabilities only ever grow, so a snapshot keeps the lists and how long they
-    were; what is shown is made when it is asked for.
+    Its tokens and log-probabilities only ever grow. So a snapshot keeps the lists and how long they
+    were; the shown values are made when they are asked for.
 
     Args:
         finish_reason: `stop`, `length`, `abort`, `error`; None while tokens may still come.
-        read_text: gives the text as it was at the time of the snapshot.
+        read_text: returns the text as it was at the time of the snapshot.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class CompletionOutput:
         self.index = index
         self.finish_reason = finish_reason
         self.num_tokens = len(token_ids)
-        """How many tokens were generated so far."""
+        """Number of tokens generated when the snapshot was taken."""
         self._all_token_ids = token_ids
         self._all_logprobs = logprobs
         self._read_text = read_text
@@ -98,11 +98,11 @@ class CompletionOutput:
         return self.index, self.token_ids, self.logprobs, self.finish_reason, self.text
 
     def __eq__(self, other: object) -> bool:
-        """Whether both show the same."""
+        """Whether both snapshots show the same."""
         return isinstance(other, CompletionOutput) and self._shown() == other._shown()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled without the request that it is a snapshot of."""
+        """Pickle the snapshot without the request that it was taken of."""
         *shown, text = self._shown()
         return type(self), (*shown, partial(str, text))
 
@@ -115,7 +115,7 @@ class CompletionOutput:
 
 @dataclass(repr=False)
 class RequestOutput:
-    """What the user sees of a request: a snapshot, the last one once `finished`.
+    """A snapshot of a request, for the user; the last snapshot has `finished` set.
 
     `outputs` has `SamplingParams.n` completions; `token_ids`, `text`, `finish_reason` and
     `logprobs` are those of the first, and all there is when n is 1.
@@ -129,10 +129,10 @@ class RequestOutput:
     """Per prompt token, log-probabilities by token id, None for the first; None unless asked for.
     Complete when the first output token is there."""
     read_prompt: Callable[[], str | None] = field(default=lambda: None, compare=False)
-    """Gives `prompt`."""
+    """Returns `prompt`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickled as what it shows."""
+        """Pickle the values that the snapshot shows."""
         shown = {each.name: getattr(self, each.name) for each in fields(self)}
         shown["read_prompt"] = partial(copy, self.prompt)
         return type(self), tuple(shown.values())

@@ -1,4 +1,4 @@
-"""What an engine notes of its steps: counts, times, and records for those who watch."""
+"""An engine's log of its steps: counts, times, and records for watchers such as a tracer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from milestone_llm.core.scheduler import BaseScheduler
 
 @dataclass(eq=False)
 class LoggedStep:
-    """What is noted of a step, from its plan on until its tokens are taken in, or it has failed."""
+    """Notes on a step, from its plan on until its tokens are taken in, or the step has failed."""
 
     plan: StepPlan
     times: list[float]
     """Seconds of `time.perf_counter()` at start, after schedule, after execute, after update."""
     arrived: list[str]
-    """Requests that came before it was planned and after the step before was."""
+    """Requests that came after the step before was planned and before this step was."""
     events: list[KVEvent] = field(default_factory=list)
-    """Of this plan, and what followed until the next one was made."""
+    """Changes of KV memory from the making of this plan to the making of the next."""
     sampled: dict[str, list[SampledToken]] = field(default_factory=dict)
     number: int = -1
     milestone: str = ""
@@ -39,25 +39,26 @@ class StepWatcher(Protocol):
     """Gets every step of an engine: a tracer."""
 
     def record(self, step: LoggedStep, scheduler: BaseScheduler) -> None:
-        """Called once a step, at its end, with its scheduler. Must not raise."""
+        """Take note of a step. Called once a step, at its end. Must not raise."""
 
 
 class RecomputedPositions:
-    """Counts positions that are computed again: a preempted request loses its KV."""
+    """Counts positions that are computed again, since a preempted request loses its KV."""
 
     def __init__(self) -> None:
         self.ends: dict[str, int] = {}
         """How far each unfinished request has been computed, by id."""
 
     def take(self, request_id: str, start: int, end: int) -> int:
-        """Note that these positions of a request are computed; return how many were before."""
+        """Note that positions `start .. end - 1` of a request are computed; return how many of them
+        had been computed before."""
         before = self.ends.get(request_id, 0)
         if end > before:
             self.ends[request_id] = end
         return min(end, before) - start if start < before else 0
 
     def forget(self, request_id: str) -> None:
-        """The request has ended, and its id may come again."""
+        """Forget a request that has ended: its id may come again."""
         self.ends.pop(request_id, None)
 
 
@@ -65,9 +66,9 @@ class StepLog(StepListener):
     """Listens to a core. After each step, `close_steps` counts and records what has been settled.
 
     Args:
-        milestone: the package, for the records.
-        scheduler: the core's.
-        tracer: the first of those who watch; None: there is none.
+        milestone: the package's name, for the records.
+        scheduler: the core's scheduler.
+        tracer: the first watcher; None: there is none.
         check_invariants: check after every step that no KV memory is lost.
     """
 
@@ -92,25 +93,25 @@ class StepLog(StepListener):
             "finished": 0,
         }
         self._recomputed = RecomputedPositions()
-        self._gone: list[str] = []  # whose last step may not be counted yet
+        self._gone: list[str] = []  # ended requests whose last step may not be counted yet
         self._arrived: list[str] = []
         self._ended: list[tuple[str, str]] = []  # (id, reason), not recorded yet
         self._planning_began = 0.0
-        self._newest: LoggedStep | None = None  # of the last step that was planned
+        self._newest: LoggedStep | None = None  # the last step that was planned
         self._open: deque[LoggedStep] = deque()  # launched, as `EngineCore.in_flight`
         self._settled: deque[LoggedStep] = deque()  # settled or failed, not counted yet
 
     def watch(self, watcher: StepWatcher) -> None:
-        """Let somebody have the steps from now on."""
+        """Give the steps from now on to a watcher, too."""
         self.watchers.append(watcher)
 
     def unwatch(self, watcher: StepWatcher) -> None:
-        """Give no more steps to somebody who has them."""
+        """Give no more steps to a watcher."""
         self.watchers.remove(watcher)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Within, steps are made that nobody counts or watches: a warm-up."""
+        """Neither count nor record the steps made inside the block: a warm-up."""
         counts, watchers = dict(self.counts), self.watchers
         self.watchers = []
         try:
@@ -123,16 +124,16 @@ class StepLog(StepListener):
     # -- requests come and go ----------------------------------------------------------------
 
     def added(self, requests: Sequence[Request]) -> None:
-        """The completions of a prompt have been queued."""
+        """Note that the completions of a prompt have been queued."""
         if self.watchers:
             self._arrived.append(requests[0].request_id)
 
     def finished(self, request: Request) -> None:
-        """A request has been ended for a reason that is not in its tokens."""
+        """Note that a request has been ended for a reason that is not in its tokens."""
         self._gone.append(request.request_id)
 
     def ended(self, request_id: str, reason: str) -> None:
-        """A completion has ended, as its caller sees it: with a stop string, for instance."""
+        """Note that a completion has ended for its caller, by a stop string for instance."""
         self.counts["finished"] += 1
         self._gone.append(request_id)
         if self.watchers:
@@ -141,12 +142,13 @@ class StepLog(StepListener):
     # -- how a step goes on ------------------------------------------------------------------
 
     def planning(self) -> None:
-        """A step is about to be planned. What happens to KV memory from here on belongs to it."""
+        """Note that a step is about to be planned. Changes of KV memory from here on belong to this
+        step."""
         self._note_events()
         self._planning_began = time.perf_counter()
 
     def planned(self, plan: StepPlan) -> None:
-        """It has been planned."""
+        """Note that a step has been planned."""
         now = time.perf_counter()
         if not plan.is_empty:
             self._newest = LoggedStep(plan, [self._planning_began, now], self._arrived)
@@ -155,7 +157,7 @@ class StepLog(StepListener):
             request.first_scheduled_time = request.first_scheduled_time or now
 
     def launched(self, step: StepInFlight) -> None:
-        """It has begun."""
+        """Note that a step has begun."""
         assert self._newest is not None
         if self.watchers:  # block tables as they are now
             for row in step.plan.rows:
@@ -163,18 +165,18 @@ class StepLog(StepListener):
         self._open.append(self._newest)
 
     def computed(self, step: StepInFlight, sampled: dict[str, list[SampledToken]]) -> None:
-        """The tokens of the oldest step in flight are there."""
+        """Note that the tokens of the oldest step in flight are there."""
         self._open[0].sampled = sampled
         self._open[0].times.append(time.perf_counter())
 
     def settled(self, step: StepInFlight) -> None:
-        """Its requests have taken them in."""
+        """Note that the requests of a step have taken their tokens in."""
         notes = self._open.popleft()
         notes.times.append(time.perf_counter())
         self._settled.append(notes)
 
     def failed(self, plan: StepPlan) -> None:
-        """The forward of a step has raised, when it was launched or when its tokens were due."""
+        """Note that the forward of a step has raised, at its launch or when its tokens were due."""
         for notes in (*self._open, self._newest):
             if notes is not None and notes.plan is plan:
                 if notes in self._open:
@@ -184,7 +186,7 @@ class StepLog(StepListener):
                 return
 
     def restarted(self) -> None:
-        """The steps in flight have been dropped."""
+        """Note that the steps in flight have been dropped."""
         dropped = [name for notes in self._open for name in notes.arrived]
         self._arrived = dropped + self._arrived
         self._open.clear()
@@ -194,7 +196,8 @@ class StepLog(StepListener):
     def close_steps(self) -> None:
         """Count, record and check the steps that have been settled.
 
-        Called when their outputs have been processed: who ended by them belongs to their records.
+        Called after their outputs have been processed: requests that these outputs ended belong in
+        the steps' records.
         """
         while self._settled:
             step = self._settled[0]
@@ -228,7 +231,7 @@ class StepLog(StepListener):
                 self._recomputed.forget(name)
 
     def _note_events(self) -> None:
-        """What happened to KV memory so far belongs to the last step that was planned."""
+        """Give the changes of KV memory so far to the last step that was planned."""
         events = self.scheduler.drain_events()
         if self._newest is not None:
             self._newest.events += events

@@ -1,4 +1,5 @@
-"""Requests before the first one: they do its share of the work, and no count or trace has them."""
+"""Warm-up requests: they do the work that a first request would wait for, and no count or trace
+has them."""
 
 from __future__ import annotations
 
@@ -11,19 +12,21 @@ from .engine_driver import EngineDriver
 
 
 def warm_up(driver: EngineDriver, sizes: Sequence[int], block_size: int | None) -> None:
-    """Compute so many short prompts at a time, one size after the other. A change of the engine.
+    """Compute batches of short prompts, one size after the other. Call it as a change of the
+    engine.
 
     Args:
-        block_size: tokens of a KV block, where KV memory has blocks.
+        sizes: how many prompts each batch has.
+        block_size: tokens in a KV block, where KV memory has blocks.
     """
     core, scheduler = driver.core, driver.core.scheduler
     if block_size is not None:
-        # A request stores three tokens. So few that none is preempted, nor evicts what the first
-        # has left in the cache.
+        # A request stores three tokens. Take so few requests that none is preempted, nor evicts
+        # what the first has left in the cache.
         most = scheduler.kv_usage().total // -(-3 // block_size) - 1
         sizes = sorted({max(1, min(size, most)) for size in sizes})
-    # With prompt_logprobs it asks nothing of a prefix cache, which counts its queries, and no other
-    # request has its salt.
+    # With prompt_logprobs a request asks nothing of a prefix cache, which counts its queries. And
+    # no other request has this salt.
     params = SamplingParams(
         max_tokens=2, ignore_eos=True, prompt_logprobs=0, cache_salt="of a warm-up"
     )

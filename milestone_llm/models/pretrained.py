@@ -1,7 +1,7 @@
 """`from_pretrained`, with one clear error for everything that may be wrong with the files.
 
-If a checkpoint lacks weights, Hugging Face fills them with random numbers and goes on; here that is
-an error, and so are weights of another shape. Code in a checkpoint is never run.
+Hugging Face goes on where weights are missing, or quantized in a way that it does not know; here
+that is an error (`loading_info`). Code in a checkpoint is never run.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants as hub_constants
-from huggingface_hub import get_session
 from safetensors import safe_open
 from transformers import (
     AutoConfig,
@@ -23,25 +21,29 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import logging as transformers_logging
 
 from milestone_llm.core.errors import InputError
 
+from .hub_files import find_file, hub_answers
+from .loading_info import check_whole
 from .machine import check_memory
 
-_HUB_TIMEOUT_S = 5.0
-_NUM_NAMES = 5
-"""Most weights that an error names; further ones are counted."""
+_MODELOPT_CONFIG = "hf_quant_config.json"
+"""NVIDIA's ModelOpt writes what it did to the weights here, and not always into config.json."""
 
 
 def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load the causal language model of a folder or Hugging Face id, if it has every weight.
 
     Raises:
-        InputError: it cannot be loaded, is larger than memory, or lacks weights; the message names
-            these.
+        InputError: it cannot be loaded, is larger than memory, lacks weights, or has weights that
+            would be passed over and change the results; the message names these.
     """
-    check_fits(source, from_pretrained(AutoConfig, source), dtype)
+    config = from_pretrained(AutoConfig, source)
+    check_quantization(source, config)
+    check_fits(source, config, dtype)
     model, info = from_pretrained(
         AutoModelForCausalLM,
         source,
@@ -49,7 +51,7 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # so that `info` has them, not only their number
     )
-    check_whole(source, info)
+    check_whole(source, info, model)
     return model
 
 
@@ -74,9 +76,10 @@ def load_empty_model(
     """Return the model of a folder or Hugging Face id without its weights, see `build_empty_model`.
 
     Raises:
-        InputError: its config cannot be loaded.
+        InputError: its config cannot be loaded, or its weights are quantized in an unknown way.
     """
     config = from_pretrained(AutoConfig, source)
+    check_quantization(source, config)
     model = build_empty_model(config, dtype, device)
     with contextlib.suppress(InputError):  # most models have one, but not all
         model.generation_config = from_pretrained(GenerationConfig, source)
@@ -104,25 +107,38 @@ def has_weights(model: PreTrainedModel) -> bool:
     return next(model.parameters()).numel() > 0
 
 
-def check_whole(source: str, info: dict[str, Any]) -> None:
-    """Check that a checkpoint had all weights, so that none was filled with random numbers.
+def check_quantization(source: str, config: PretrainedConfig) -> None:
+    """Check that weights in fewer bits, if a checkpoint has such, are of a kind that can be read.
 
-    Args:
-        info: from `from_pretrained(output_loading_info=True)`. Tied weights are not missing.
+    Hugging Face reads the weights of other kinds as if they were plain numbers.
 
     Raises:
-        InputError: weights are missing or have other shapes; the message names them.
+        InputError: the kind is not known; the message names it.
     """
-    if missing := sorted(info["missing_keys"]):
-        raise InputError(f"{source} lacks {len(missing)} weights: {_some(missing)}")
-    mismatched = [
-        f"{name} is {list(stored)}, not {list(wanted)}"
-        for name, stored, wanted in sorted(info["mismatched_keys"])
-    ]
-    if mismatched:
+    for part in (config, getattr(config, "text_config", None)):
+        quantization = getattr(part, "quantization_config", None)
+        if quantization is None:
+            continue
+        fields = quantization if isinstance(quantization, dict) else quantization.to_dict()
+        method = fields.get("quant_method")
+        with quiet_transformers():
+            if method is None or not AutoHfQuantizer.supports_quant_method(fields):
+                raise InputError(f"{source} is quantized, and quant_method {method!r} is not known")
+        return
+    file = None
+    with contextlib.suppress(OSError):  # most repositories have no such file
+        is_offline = Path(source).expanduser().is_dir() or not hub_answers()
+        file = find_file(source, _MODELOPT_CONFIG, is_offline)
+    if file is None:
+        return
+    try:
+        algorithm = json.loads(file.read_bytes())["quantization"]["quant_algo"]
+    except (KeyError, TypeError, ValueError):
+        algorithm = "an unknown form"
+    if algorithm is not None:  # else only keys and values are to be quantized
         raise InputError(
-            f"{source} has {len(mismatched)} weights of other shapes than its config says: "
-            f"{_some(mismatched)}"
+            f"{source} is quantized to {algorithm} by ModelOpt ({_MODELOPT_CONFIG}), "
+            "which is not known here"
         )
 
 
@@ -144,7 +160,7 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
         with quiet_transformers(progress_bars=not is_local):
             return auto_class.from_pretrained(
                 str(folder) if is_local else source,
-                local_files_only=is_local or not _hub_answers(),
+                local_files_only=is_local or not hub_answers(),
                 trust_remote_code=False,
                 **options,
             )
@@ -186,18 +202,6 @@ def quiet_transformers(progress_bars: bool = False) -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def _hub_answers() -> bool:
-    """Return whether the hub can be reached. If not, `huggingface_hub` would retry for half a
-    minute."""
-    if hub_constants.HF_HUB_OFFLINE:
-        return False
-    try:
-        get_session().head(hub_constants.ENDPOINT, timeout=_HUB_TIMEOUT_S)
-    except Exception:  # of any HTTP library
-        return False
-    return True
-
-
 def _damaged_file(folder: Path) -> str | None:
     """Return the first file of a checkpoint that cannot be read, and why; None if all can."""
     return next(filter(None, map(_damage_of, sorted(folder.iterdir()))), None)
@@ -217,8 +221,3 @@ def _damage_of(file: Path) -> str | None:
     except Exception as error:
         return f"the file {file.name} is damaged ({one_line(error)})"
     return None
-
-
-def _some(names: list[str]) -> str:
-    more = f" and {len(names) - _NUM_NAMES} more" if len(names) > _NUM_NAMES else ""
-    return ", ".join(names[:_NUM_NAMES]) + more

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import itertools
+import logging
 import os
 import socket
 import sys
@@ -36,6 +37,8 @@ BACKLOG = 2048
 """Clients that may connect while the model is being loaded. They wait."""
 RESERVED_FILES = 128
 """File descriptors kept free for other uses: traces, pipes, libraries, connections being closed."""
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from milestone_llm.core.engine_core import ModelRunner
@@ -71,6 +74,7 @@ def serve_command(
         from milestone_llm.consoles import log_console
 
         tell_tokenizers()
+        open_missing_streams()
         try:
             return _serve(spec, ServerConfig(**_fields_of(ServerConfig, args)))
         except EngineDeadError as error:  # before it served; the engine's process has printed why
@@ -163,8 +167,6 @@ def _serve(spec: EngineSpec, config: ServerConfig) -> int:
             process = engine = stack.enter_context(EngineProcess(spec))
             importlib.import_module(".server", __package__)  # while the engine loads its model
             process.wait_until_ready()
-        from milestone_llm.consoles import console
-
         from .server import Server
 
         freeze_gc_heap()
@@ -172,15 +174,39 @@ def _serve(spec: EngineSpec, config: ServerConfig) -> int:
 
         def on_ready() -> None:
             info = engine.info
-            console.print(f"{spec.milestone} serves {info.model_name} at {url}", soft_wrap=True)
             limits_of = f"{info.max_num_seqs} requests a step, {info.max_model_len:,} tokens each"
-            console.print(f"At most {limits_of}.", soft_wrap=True)
-            if config.has_page:
-                console.print(f"Watch its steps at {url}/", soft_wrap=True)
-            sys.stdout.flush()
+            announce(
+                f"{spec.milestone} serves {info.model_name} at {url}",
+                f"At most {limits_of}.",
+                *([f"Watch its steps at {url}/"] if config.has_page else []),
+            )
 
         is_alive = Server(engine, config).run(listener, on_ready)
     return 0 if is_alive else 1
+
+
+def open_missing_streams() -> None:
+    """Open standard streams that were closed when Python began, to nowhere. Else a socket of the
+    server would get their file descriptor."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+
+
+def announce(*lines: str) -> None:
+    """Print lines to standard output. A server goes on where that cannot be written: its disk may
+    be full."""
+    from milestone_llm.consoles import console
+
+    try:
+        for line in lines:
+            console.print(line, soft_wrap=True)
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        log.warning("Standard output cannot be written: %s", error)
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            # What is left in its buffer would make Python exit with an error of its own.
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _hidden_keys(path: Path | None) -> list[str]:

@@ -45,7 +45,8 @@ class ServerConfig:
     served_model_name: str | None = None
     """Name of the model for clients; without it, the name of its folder or file."""
     max_queued: int = 256
-    """Completions that may wait for a row; further ones are answered with 429."""
+    """Completions that may wait for a row; further ones are answered with 429; of several keys, one
+    that has more than its share leaves a share free for the others."""
     max_body_bytes: int = 8 * 2**20
     """Largest body of a request, in bytes."""
     max_bodies_bytes: int = 128 * 2**20

@@ -61,7 +61,10 @@ class Server:
         has_access_log = config.log_level in ("info", "debug")
         info = client.info
         self._engine = AsyncEngine(
-            client, Metrics(info.model_name, info.engine), info.max_num_seqs + config.max_queued
+            client,
+            Metrics(info.model_name, info.engine),
+            info.max_num_seqs + config.max_queued,
+            len(set(config.api_key)),
         )
         app = build_app(Service(self._engine, config.has_page))
         http: ASGIApp = AdmissionMiddleware(app, self._engine, config)
@@ -131,7 +134,7 @@ class Server:
         if self._config.disable_log_stats:
             await serving
             return
-        stats_log = StatsLog(functools.partial(log_console.print, style="dim", soft_wrap=True))
+        stats_log = StatsLog(_print_stats)
         following = asyncio.ensure_future(stats_log.follow(self._client, self._engine.metrics))
         await serving
         following.cancel()
@@ -179,6 +182,14 @@ class Server:
         self._has_started.wait()
         with contextlib.suppress(RuntimeError):  # HTTP has ended
             self._engine.event_loop.call_soon_threadsafe(begin)
+
+
+def _print_stats(line: str) -> None:
+    with log_console.capture() as captured:  # else rich would keep all lines that it cannot write
+        log_console.print(line, style="dim", soft_wrap=True)
+    with contextlib.suppress(OSError, ValueError):  # the disk is full, or the log's reader has gone
+        log_console.file.write(captured.get())
+        log_console.file.flush()
 
 
 @contextlib.contextmanager

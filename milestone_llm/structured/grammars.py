@@ -1,34 +1,40 @@
 """Grammars over a model's tokens, compiled by llguidance.
 
-`Grammars` compiles each grammar once; every request gets a copy of its own. Compiling may take a
-second. It is done where prompts are encoded, so that no step waits for it.
+`Grammars` compiles each grammar once; every request gets a copy of its own. Compiling may take half
+a second. It is done where prompts are encoded, so that no step waits for it, and without a lock, so
+that no other grammar does.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
+import contextlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from milestone_llm.core.allowed_tokens import AllowedTokens
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
 
 from .params import StructuredOutputsParams
+from .sources import grammar_source
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
-NICENESS = 10
-"""Niceness of a server's compiling thread, relative to its other threads."""
+NUM_THREADS = 2
+"""Threads in which a server compiles: a cheap grammar need not wait for a large one."""
 MAX_COMPILED = 64
 """Most compiled grammars that are kept for later requests."""
+
+log = logging.getLogger(__name__)
 
 
 class Grammar(AllowedTokens):
@@ -36,12 +42,14 @@ class Grammar(AllowedTokens):
 
     Args:
         matcher: an `LLMatcher` in its initial state.
+        tokens: its `LLTokenizer`.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, tokens: Any) -> None:
         self.matcher = matcher
-        self.vocab_size = vocab_size
-        self._words: Tensor | None = None
+        self.tokens = tokens
+        self.vocab_size: int = tokens.vocab_size
+        self._words: NDArray[np.uint32] | None = None
         self._followed: list[int] = []
         """Tokens that the matcher has accepted."""
 
@@ -50,23 +58,32 @@ class Grammar(AllowedTokens):
         """Number of tokens that the last bitmask allows."""
         if self._words is None:
             return self.vocab_size
-        return sum(int(word).bit_count() for word in self._words.numpy().view("uint32"))
+        return sum(int(word).bit_count() for word in self._words[self._words > 0])
 
-    def bits(self, output_token_ids: Sequence[int]) -> Tensor:
+    def bits(self, output_token_ids: Sequence[int], num_known: int | None = None) -> Tensor:
         """Return the bitmask of allowed tokens, int32 `[ceil(vocab_size / 32)]`.
 
-        Only a rejected draft token can make the output break the grammar. Then everything is
-        allowed, because tokens after a rejected one are not kept.
+        After a wrong draft token everything is allowed, because tokens after it are not kept. If
+        known tokens break the grammar, or llguidance has given up, nothing is allowed: then the
+        request ends with `error`.
         """
         import torch
 
-        num_words = (self.vocab_size + 31) // 32
-        if self._follow(output_token_ids) < len(output_token_ids):
-            return torch.full((num_words,), -1, dtype=torch.int32)
-        self._words = torch.zeros(num_words, dtype=torch.int32)
-        if not self.matcher.is_error():
-            self.matcher.unsafe_compute_mask_ptr(self._words.data_ptr(), 4 * num_words)
-        return self._words
+        num_tokens = len(output_token_ids)
+        num_known = num_tokens if num_known is None else num_known
+        num_taken = self._follow(output_token_ids)
+        has_failed = num_taken < num_known or self.matcher.is_error()
+        if num_taken < num_tokens and not has_failed:
+            return torch.full(((self.vocab_size + 31) // 32,), -1, dtype=torch.int32)
+        words = self._next_words()
+        if has_failed:
+            words[:] = 0
+        return torch.from_numpy(words.view(np.int32))
+
+    def has_text(self) -> bool:
+        """Return whether a token may be the first. It needs no torch, which HTTP's process has not
+        loaded."""
+        return bool(self._next_words().any())
 
     def continuation(
         self, output_token_ids: Sequence[int], token_ids: list[int], most: int
@@ -75,7 +92,41 @@ class Grammar(AllowedTokens):
         follow."""
         self._follow(output_token_ids)
         forced = self.matcher.compute_ff_tokens()[:most]
+        forced = forced[: self.matcher.validate_tokens(forced)]
         return forced or token_ids[: self.matcher.validate_tokens(token_ids)]
+
+    def _next_words(self) -> NDArray[np.uint32]:
+        """Return the bitmask of tokens that the matcher allows next, uint32 `[num_words]`."""
+        self._words = words = np.zeros((self.vocab_size + 31) // 32, np.uint32)
+        if self.matcher.is_error():
+            return words
+        self.matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self.matcher.is_error():  # it has found out just now, and allows EOS
+            words[:] = 0
+        places = words.nonzero()[0]
+        if len(places) == 1 and self.num_allowed == 1:
+            only = 32 * int(places[0]) + int(words[places[0]]).bit_length() - 1
+            if not self._accepts(only):
+                self._allow_spelling(words)
+        return words
+
+    def _accepts(self, token_id: int) -> bool:
+        if token_id in self.tokens.eos_tokens:
+            return bool(self.matcher.is_accepting())
+        return bool(self.matcher.validate_tokens([token_id]))
+
+    def _allow_spelling(self, words: NDArray[np.uint32]) -> None:
+        """Allow the first token that spells the forced text, in place of one that is not accepted.
+
+        llguidance tokenizes forced text with the tokenizer. If the text has the name of a special
+        token, such as `<think>`, that gives the special token, which the matcher does not accept:
+        text is spelled with ordinary tokens. If there are none for it, nothing is allowed.
+        """
+        words[:] = 0
+        text = self.matcher.compute_ff_bytes().decode(errors="ignore")
+        for token_id in self.tokens.greedy_tokenize(text)[:1]:
+            if self._accepts(token_id):
+                words[token_id // 32] = 1 << token_id % 32
 
     def _follow(self, token_ids: Sequence[int]) -> int:
         """Bring the matcher to this output. Returns how many of its tokens the grammar accepts."""
@@ -89,17 +140,9 @@ class Grammar(AllowedTokens):
         return len(self._followed)
 
 
-def compiling_thread() -> ThreadPoolExecutor:
-    """Return a thread in which a server compiles. If cores are scarce, other threads go first.
-
-    This works on Linux, where each thread has its own niceness. Elsewhere it is a normal thread.
-    """
-
-    def step_back() -> None:
-        if sys.platform == "linux":
-            os.nice(NICENESS)
-
-    return ThreadPoolExecutor(1, "grammars", step_back)
+def compiling_threads() -> ThreadPoolExecutor:
+    """Return the threads in which a server compiles. llguidance compiles without Python's lock."""
+    return ThreadPoolExecutor(NUM_THREADS, "grammars")
 
 
 class Grammars:
@@ -108,17 +151,35 @@ class Grammars:
     Args:
         tokenizer: the model's tokenizer; None: grammars are not possible.
         eos_token_ids: tokens that end an output.
+        is_logged: whether to log what is left out of a lenient schema.
     """
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        eos_token_ids: frozenset[int],
+        is_logged: bool = True,
+    ) -> None:
         self.tokenizer = tokenizer
+        self.is_logged = is_logged
         self.vocab_size = vocab_size
         self.eos_token_ids = sorted(eos_token_ids)
-        self._compiled = OrderedDict[str, Any]()
+        self._compiled = OrderedDict[str, Future[Any]]()
         """Matchers in their initial state, by the key of their parameters; the newest is last."""
-        self._compiling = threading.Lock()
-        """Held while one is compiled. A request whose grammar is ready does not need the lock."""
+        self._changing = threading.Lock()
+        """Held while `_compiled` is changed."""
+        self._building = threading.Lock()
+        """Held while tables are built."""
         self._tokens: Any = None
+
+    def warm_up(self) -> None:
+        """Build the tables that all grammars need, if this model can have grammars.
+
+        It takes a second and holds Python's lock, so a server does it before it is ready.
+        """
+        with contextlib.suppress(InputError):
+            self._tables()
 
     def rule_of(self, params: SamplingParams) -> AllowedTokens | None:
         """Return a grammar of the request's own, at the beginning of its output; None: it has none.
@@ -135,46 +196,67 @@ class Grammars:
             )
         if params.ignore_eos:
             raise InputError("structured_outputs end with EOS: ignore_eos cannot be True")
-        matcher = self._compiled.get(wanted.key)
-        if matcher is None:
-            with self._compiling:
-                matcher = self._compiled.get(wanted.key) or self._compile(wanted)
-                self._compiled[wanted.key] = matcher
+        return Grammar(self._matcher(wanted).deep_copy(), self._tables())
+
+    def _matcher(self, wanted: StructuredOutputsParams) -> Any:
+        """Return the compiled grammar. If another thread compiles the same one, wait for it."""
+        with self._changing:
+            future = self._compiled.get(wanted.key)
+            if is_mine := future is None:
+                future = self._compiled[wanted.key] = Future[Any]()
                 if len(self._compiled) > MAX_COMPILED:
                     self._compiled.popitem(last=False)
-        return Grammar(matcher.deep_copy(), self.vocab_size)
+        if is_mine:
+            try:
+                future.set_result(self._compile(wanted))
+            except BaseException as error:
+                with self._changing:
+                    self._compiled.pop(wanted.key, None)
+                future.set_exception(error)
+        return future.result()
 
     def _compile(self, params: StructuredOutputsParams) -> Any:
+        tokens = self._tables()
+        from llguidance import LLMatcher
+
+        source = grammar_source(params)
+        matcher = LLMatcher(tokens, source.text, log_level=0)
+        if matcher.is_error():
+            raise InputError(f"structured outputs cannot use this: {matcher.get_error():.500}")
+        first = Grammar(matcher.deep_copy(), tokens)
+        if not first.has_text():
+            text = "no text that the model's tokens can spell matches it"
+            if "NoExtension" not in (error := first.matcher.get_error()):
+                text = error or text
+            raise InputError(f"structured outputs cannot use this: {text:.500}")
+        left_out = [f"pattern {each!r}" for each in source.left_out]
+        left_out += matcher.get_grammar_warnings()
+        if left_out and self.is_logged:
+            log.warning("Left out of a lenient schema: %s", ascii(left_out)[:500])
+        return matcher
+
+    def _tables(self) -> Any:
+        """Return llguidance's tokenizer, built once.
+
+        Raises:
+            InputError: llguidance, the tokenizer or an EOS token is missing.
+        """
         try:
-            from llguidance import LLMatcher
             from llguidance.hf import from_tokenizer
         except ImportError:
             raise InputError(
                 'structured outputs need llguidance: pip install "milestone-llm[structured]"'
             ) from None
-        if self._tokens is None:
-            if self.tokenizer is None or not self.eos_token_ids:
-                missing = "tokenizer" if self.tokenizer is None else "EOS token"
-                raise InputError(f"structured outputs need a {missing}, and the model has none")
-            try:
-                self._tokens = from_tokenizer(self.tokenizer, self.vocab_size, self.eos_token_ids)
-            except ValueError as error:
-                raise InputError(f"structured outputs cannot use this tokenizer: {error}") from None
-        matcher = LLMatcher(self._tokens, _source(params), log_level=0)
-        if matcher.is_error():
-            raise InputError(f"structured outputs cannot use this: {matcher.get_error():.500}")
-        return matcher
-
-
-def _source(params: StructuredOutputsParams) -> str:
-    """Return the text that llguidance compiles."""
-    from llguidance import LLMatcher, grammar_from
-
-    if params.regex is not None:
-        return LLMatcher.grammar_from_regex(params.regex)
-    if params.choice is not None:
-        texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in params.choice)
-        return LLMatcher.grammar_from_lark(f"start: {texts}")
-    if params.grammar is not None:
-        return grammar_from("grammar", params.grammar)
-    return LLMatcher.grammar_from_json_schema(params.json or '{"type": "object"}')
+        with self._building:
+            if self._tokens is None:
+                if self.tokenizer is None or not self.eos_token_ids:
+                    missing = "tokenizer" if self.tokenizer is None else "EOS token"
+                    raise InputError(f"structured outputs need a {missing}, and the model has none")
+                try:
+                    self._tokens = from_tokenizer(
+                        self.tokenizer, self.vocab_size, self.eos_token_ids
+                    )
+                except ValueError as error:
+                    text = f"structured outputs cannot use this tokenizer: {error}"
+                    raise InputError(text) from None
+            return self._tokens

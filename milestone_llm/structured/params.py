@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -39,15 +40,19 @@ class StructuredOutputsParams:
             raise InputError(f"structured outputs want exactly one of {names}, got {got}")
         ((name, value),) = given.items()
         if name == "choice":
-            if isinstance(value, str) or not all(isinstance(each, str) and each for each in value):
+            is_list = isinstance(value, Iterable) and not isinstance(value, str)
+            texts = tuple(value) if is_list else ()
+            if not texts or not all(isinstance(each, str) and each for each in texts):
                 raise InputError(f"choice must be a list of texts, got {value!r:.200}")
-            if not value:
-                raise InputError("choice must have at least one text, got none")
-            object.__setattr__(self, name, tuple(value))
+            object.__setattr__(self, name, texts)
         elif name == "json":
             object.__setattr__(self, name, _schema(value))
         elif name != "json_object" and not isinstance(value, str):
             raise InputError(f"{name} must be a text, got {value!r:.200}")
+        try:
+            json.dumps(getattr(self, name), ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{name} has text that is not Unicode: {error}") from None
         length = len(json.dumps(getattr(self, name)))
         if length > MAX_LENGTH:
             raise InputError(f"{name} has {length:,} characters; at most {MAX_LENGTH:,} are taken")

@@ -2,7 +2,7 @@
 
 import random
 
-from helpers.engines import FakeRunner, make_request, scripted_steps
+from helpers.schedulers import Life, of_length
 from m1_single import EngineConfig
 from m1_single.scheduler import Scheduler
 
@@ -10,21 +10,19 @@ EXERCISE = ("m1_sorted_batches.py", "SortedScheduler")
 WRONG, TOLD = Scheduler, "56% of the computed positions"
 
 
-def scheduler_of(kind, max_num_seqs=4):
-    return kind(EngineConfig(max_num_seqs=max_num_seqs), 1024)
+def life_with(kind):
+    return Life(scheduler=kind(EngineConfig(max_num_seqs=4), 1024))
 
 
 def requests_of_two_sizes():
     """Short and long ones, alternating: FCFS mixes them in every batch."""
     sizes = [(8, 10), (64, 80)] * 8
-    return [
-        make_request(f"r{i}", prompt, output, arrival=i) for i, (prompt, output) in enumerate(sizes)
-    ]
+    return [of_length(f"r{i}", prompt, output) for i, (prompt, output) in enumerate(sizes)]
 
 
 def useful_share(kind):
     useful = padding = 0
-    for plan in scripted_steps(scheduler_of(kind), {0: requests_of_two_sizes()}):
+    for plan in life_with(kind).steps({0: requests_of_two_sizes()}):
         useful += plan.num_tokens
         padding += plan.num_padding_tokens
     return useful / (useful + padding)
@@ -41,10 +39,11 @@ def test_less_of_the_work_is_padding(exercise, figure):
 
 def test_who_waits_longest_is_in_the_next_batch(exercise):
     rng = random.Random(0)
-    scheduler, runner = scheduler_of(exercise), FakeRunner()
+    life = life_with(exercise)
+    scheduler = life.scheduler
     for arrival in range(200):
         sizes = (rng.randint(1, 90), rng.randint(1, 9))
-        scheduler.add(make_request(f"r{arrival}", *sizes, arrival=arrival))
+        life.add(of_length(f"r{arrival}", *sizes))
         if arrival % 4 == 0:
             oldest = min(scheduler.waiting, key=lambda request: request.arrival)
             plan = scheduler.schedule()
@@ -55,12 +54,12 @@ def test_who_waits_longest_is_in_the_next_batch(exercise):
                 )
                 left = [request.arrival for request in scheduler.waiting]
                 assert left == sorted(left), f"the queue has lost the order of arrival: {left}"
-            scheduler.update(plan, runner.run(plan))
+            scheduler.update(plan, life.device.run(plan))
 
 
 def test_every_request_gets_all_its_tokens(exercise):
     requests = requests_of_two_sizes()
-    for _ in scripted_steps(scheduler_of(exercise), {0: requests[:9], 7: requests[9:]}):
+    for _ in life_with(exercise).steps({0: requests[:9], 7: requests[9:]}):
         pass
     for request in requests:
         wanted = request.sampling_params.max_tokens

@@ -2,7 +2,7 @@
 
 import random
 
-from helpers.engines import FakeRunner, make_request, scripted_steps
+from helpers.schedulers import Life, of_length
 from m2_batching import EngineConfig
 from m2_batching.scheduler import Scheduler
 from milestone_llm.core.request_queue import RequestQueue
@@ -13,7 +13,7 @@ WRONG, TOLD = RequestQueue, "50 of alice's are served before bob's"
 
 def queue_up(queue, tenant, count, num_prompt_tokens=10, first_arrival=0):
     requests = [
-        make_request(f"{tenant}/{number}", num_prompt_tokens, 10, arrival=number)
+        of_length(f"{tenant}/{number}", num_prompt_tokens, 10, arrival=number)
         for number in range(first_arrival, first_arrival + count)
     ]
     for request in requests:
@@ -139,8 +139,8 @@ def test_peek_length_iteration_and_removal_agree_with_pop(exercise):
     queue, waiting = exercise(), {}
     for number in range(300):
         if rng.random() < 0.6:
-            request = make_request(
-                f"{rng.choice('abc')}/{number}", rng.randint(1, 50), arrival=number
+            request = of_length(
+                f"{rng.choice('abc')}/{number}", rng.randint(1, 50), 3, arrival=number
             )
             queue.add(request)
             waiting[request.request_id] = request
@@ -163,12 +163,12 @@ def test_a_scheduler_serves_everybody_with_it(exercise):
     scheduler.waiting = exercise()
     rng = random.Random(1)
     requests = [
-        make_request(f"{rng.choice('abcd')}/{number}", rng.randint(1, 40), rng.randint(1, 9))
+        of_length(f"{rng.choice('abcd')}/{number}", rng.randint(1, 40), rng.randint(1, 9))
         for number in range(200)
     ]
     arrivals: dict[int, list] = {}
     for request in requests:
         arrivals.setdefault(rng.randrange(100), []).append(request)
-    for _ in scripted_steps(scheduler, arrivals, FakeRunner()):
+    for _ in Life(scheduler=scheduler).steps(arrivals):
         pass
     assert all(request.is_finished for request in requests)

@@ -8,7 +8,7 @@ import pytest
 
 import m1_single.scheduler
 import m2_batching.scheduler
-from helpers.engines import FakeRunner, make_request
+from helpers.schedulers import Life, of_length
 from m2_batching import EngineConfig as RegionConfig
 from milestone_llm.frontend.config import EngineConfig
 from milestone_llm.frontend.step_log import LoggedStep
@@ -30,7 +30,8 @@ def trace_of(milestone):
     Returns:
         The records, and for each request the times of its arrival and of its tokens, in ms.
     """
-    scheduler, runner, rng = SCHEDULERS[milestone](), FakeRunner(), random.Random(3)
+    life, rng = Life(scheduler=SCHEDULERS[milestone]()), random.Random(3)
+    scheduler = life.scheduler
     coming = sorted((rng.uniform(0, 1.2), number) for number in range(NUM_REQUESTS))
     records, arrival_ms, token_ms, now = [], {}, {}, 0.0
     while coming or scheduler.has_unfinished_requests():
@@ -40,10 +41,10 @@ def trace_of(milestone):
         while coming and coming[0][0] <= now:
             number = coming.pop(0)[1]
             sizes = rng.randint(4, 90), rng.choice((1, 5, 12, 20))
-            scheduler.add(make_request(f"r{number}", *sizes, arrival=NUM_REQUESTS - len(coming)))
+            life.add(of_length(f"r{number}", *sizes))
             arrived.append(f"r{number}")
         plan = scheduler.schedule()
-        sampled = runner.run(plan)
+        sampled = life.device.run(plan)
         scheduler.update(plan, sampled)
         execute_s = 0.010 + 0.00025 * (plan.num_tokens + plan.num_padding_tokens)
         times = [now, now + 0.002, now + 0.002 + execute_s, now + 0.003 + execute_s]

@@ -3,7 +3,7 @@
 import functools
 import random
 
-from helpers.engines import make_request, scripted_steps
+from helpers.schedulers import Life, of_length
 from m3_paged import EngineConfig
 from m3_paged.scheduler import Scheduler
 
@@ -36,10 +36,10 @@ def storm(kind, seed):
     scheduler.kv.preempter.preempt = watched_preempt
     rng = random.Random(seed)
     requests = [
-        make_request(f"r{arrival}", rng.choice((4, 30)), rng.randint(8, 40), arrival=arrival)
-        for arrival in range(40)
+        of_length(f"r{number}", rng.choice((4, 30)), rng.randint(8, 40)) for number in range(40)
     ]
-    num_computed = sum(plan.num_tokens for plan in scripted_steps(scheduler, {0: requests}))
+    life = Life(scheduler=scheduler)
+    num_computed = sum(plan.num_tokens for plan in life.steps({0: requests}))
     assert all(r.num_output_tokens == r.sampling_params.max_tokens for r in requests)
     num_needed = sum(request.num_tokens - 1 for request in requests)
     return num_computed - num_needed, unfair

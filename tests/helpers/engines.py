@@ -1,4 +1,4 @@
-"""Helpers for tests of engines: tiny models, Hugging Face as the oracle, a runner without a model.
+"""Helpers for tests of engines: tiny models, Hugging Face as the oracle, faults.
 
 Models are in float64. Then another order of summation changes a logit by 1e-15 instead of 1e-6, so
 that no near tie between two tokens makes a test fail once in a thousand runs.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,10 +22,8 @@ import m3_paged
 import m4_prefix_chunked
 import m5_kernels
 from m1_single import RequestOutput, SamplingParams
-from milestone_llm.core.outputs import SampledToken
-from milestone_llm.core.plan import LaunchedStep, StepPlan
-from milestone_llm.core.request import Request
-from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE, build_tiny_model
+from milestone_llm.core.plan import LaunchedStep
+from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -185,60 +183,3 @@ def break_at_call(
         return
     launch = target.launch
     monkeypatch.setattr(target, "launch", lambda plan: LaunchedStep(breaking(launch(plan).wait)))
-
-
-# --- driving a scheduler without a model --------------------------------------------------------
-
-
-def make_request(
-    name: str, num_prompt_tokens: int = 4, max_tokens: int = 3, *, arrival: int = 0, **fields: Any
-) -> Request:
-    """Return a request with a prompt of zeros that needs `max_tokens` tokens."""
-    params = SamplingParams(max_tokens=max_tokens)
-    return Request(name, [0] * num_prompt_tokens, params, arrival=arrival, **fields)
-
-
-class FakeRunner:
-    """Samples token 5 for every request that samples, or EOS for those in `stopping`. No KV
-    memory."""
-
-    def __init__(self) -> None:
-        self.stopping: set[str] = set()
-
-    def run(self, plan: StepPlan) -> dict[str, list[SampledToken]]:
-        """Return one token for each request that samples."""
-        due = [request.request_id for row in plan.rows for request in row.sampling_requests]
-        return {name: [SampledToken(EOS_TOKEN_ID if name in self.stopping else 5)] for name in due}
-
-
-def describe(plan: StepPlan) -> str:
-    """Return a plan as a line: `a[0:4] b[7:8]`; a padding row is `(a)`."""
-    return " ".join(
-        f"({row.request.request_id})"
-        if row.is_padding
-        else f"{row.request.request_id}[{row.start}:{row.end}]"
-        for row in plan.rows
-    )
-
-
-def scripted_steps(
-    scheduler: Any, arrivals: Mapping[int, Sequence[Request]], runner: FakeRunner | None = None
-) -> Iterator[StepPlan]:
-    """Add requests before the given step, and yield each plan after it has been computed."""
-    runner, last, step = runner or FakeRunner(), max(arrivals, default=0), 0
-    num_arrived = 0
-    while step <= last or scheduler.has_unfinished_requests():
-        for request in arrivals.get(step, ()):
-            request.arrival, num_arrived = num_arrived, num_arrived + 1
-            scheduler.add(request)
-        if scheduler.has_unfinished_requests():
-            plan = scheduler.schedule()
-            scheduler.update(plan, runner.run(plan))
-            scheduler.check_invariants()
-            yield plan
-        step += 1
-
-
-def plan_lines(scheduler: Any, arrivals: Mapping[int, Sequence[Request]]) -> list[str]:
-    """Return the plans of scripted arrivals: one line a step."""
-    return [describe(plan) for plan in scripted_steps(scheduler, arrivals)]

@@ -74,7 +74,7 @@ def workload(
         params.append(
             SamplingParams(
                 temperature=0.8 if i % 2 else 0.0,
-                seed=i,
+                seed=i * (2**40 + 1),  # all 64 bits of a seed count
                 max_tokens=max_tokens,
                 ignore_eos=i % 3 == 0,
                 top_k=5 if i % 4 == 1 else 0,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from helpers.read_back import ReadBackRunner, right_output
@@ -99,10 +99,14 @@ def make_scheduler(
 
 
 class Life:
-    """A scheduler with its device and its clock: arrivals get their number, steps become lines."""
+    """A scheduler with its device and its clock: arrivals get their number, steps become lines.
 
-    def __init__(self, *args: Any, **fields: Any) -> None:
-        self.scheduler = make_scheduler(*args, **fields)
+    Args:
+        scheduler: one that is made already; else the arguments are those of `make_scheduler`.
+    """
+
+    def __init__(self, *args: Any, scheduler: Any = None, **fields: Any) -> None:
+        self.scheduler = scheduler or make_scheduler(*args, **fields)
         self.device = ReadBackRunner(getattr(self.scheduler.config, "block_size", None))
         self.num_arrivals = 0
 
@@ -152,6 +156,15 @@ class Life:
             assert_tokens(completions(request))
         return lines
 
+    def steps(self, arrivals: Mapping[int, Sequence[Request]]) -> Iterator[StepPlan]:
+        """Add requests before the given step, and yield each plan after it has been computed."""
+        last, step = max(arrivals), 0
+        while step <= last or self.scheduler.has_unfinished_requests():
+            self.add(*arrivals.get(step, ()))
+            if self.scheduler.has_unfinished_requests():
+                yield self.plan()
+            step += 1
+
     def run_to_preemption(self) -> StepPlan:
         """Compute steps up to the first that preempts."""
         while not (plan := self.plan()).preempted:
@@ -183,8 +196,13 @@ def assert_tokens(requests: Iterable[Request]) -> None:
 
 
 def spans(plan: StepPlan) -> str:
-    """Return which requests compute which tokens: `a[0:4] b[7:8]`."""
-    return " ".join(f"{row.request.request_id}[{row.start}:{row.end}]" for row in plan.rows)
+    """Return which requests compute which tokens: `a[0:4] b[7:8]`; a padding row is `(a)`."""
+    return " ".join(
+        f"({row.request.request_id})"
+        if row.is_padding
+        else f"{row.request.request_id}[{row.start}:{row.end}]"
+        for row in plan.rows
+    )
 
 
 def plan_line(plan: StepPlan) -> str:

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     import openai
 
 CHAT_TEMPLATE = """\
+{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}\
 {% for message in messages %}{{ message.role }}: {{ message.content }}
 {% endfor %}> {{ opening }}"""
 POISON = 198

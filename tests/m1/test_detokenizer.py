@@ -6,13 +6,14 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from helpers.engines import word_tokenizer
 from milestone_llm.frontend.detokenizer import Detokenizer, decode_whole
+from milestone_llm.serving.api.token_texts import TokenText, TokenTexts, Vocabulary
 
 FAMILY = "👨‍👩‍👧‍👦"  # four emoji and three joiners: 25 bytes
 LINES = [
@@ -224,3 +225,67 @@ def test_a_tokenizer_with_a_decode_of_its_own_keeps_it():
     for token_id in (3, 4):
         detokenizer.append(token_id, look_for_stop=True)
     assert detokenizer.text == decode_whole(tokenizer, [3, 4]) == "W3 W4"
+
+
+# --- texts of single tokens, for log-probabilities ----------------------------------------------
+
+
+def named(
+    tokenizer: Any, token_ids: list[int], others: tuple[int, ...] = ()
+) -> tuple[list[TokenText], str]:
+    """What each token is called in their text, and the half character at its end."""
+    texts = TokenTexts(Vocabulary(tokenizer))
+    return [texts.take(token, others)[token] for token in token_ids], texts.rest()
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_texts_of_tokens_are_together_the_text(kind: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[kind]
+    last_id = len(tokenizer) + 3 if tokenizer.is_fast else len(tokenizer) - 1
+    token_ids = data.draw(st.lists(st.integers(0, last_id), max_size=40))
+    if kind == "byte-fallback":  # a byte may make those before it invalid, which have been named
+        token_ids = [token for token in token_ids if tokenizer.decode([token]) != "\ufffd"]
+    found, rest = named(tokenizer, token_ids)
+    assert "".join(each.text for each in found) + rest == full_decode(tokenizer, token_ids)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+@settings(max_examples=100, deadline=None)
+@given(text=st.text("ab 你好😀é\n", max_size=20))
+def test_names_and_bytes_of_tokens_are_together_the_text(kind: str, text: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    token_ids = tokenizer.encode(text, add_special_tokens=False)
+    assume("<unk>" not in tokenizer.convert_ids_to_tokens(token_ids))
+    whole = full_decode(tokenizer, token_ids)
+    found, rest = named(tokenizer, token_ids)
+    assert rest == ""
+    assert "".join(each.name for each in found) == whole
+    assert b"".join(each.spelled for each in found) == whole.encode()
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "byte-fallback"])
+def test_a_token_keeps_its_space_except_at_the_beginning(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    word, end = ids_of(tokenizer, "▁a" if kind == "byte-fallback" else "▁", "</s>")
+    inner = ids_of(tokenizer, "b")[0]
+    names = [each.name for each in named(tokenizer, [inner, word, inner, word, end])[0]]
+    space = " a" if kind == "byte-fallback" else " "
+    assert names == ["b", space, "b", space, "</s>"]
+    assert named(tokenizer, [word])[0][0].name == space.strip()
+    texts = TokenTexts(Vocabulary(tokenizer))
+    texts.take(inner, [])
+    both = texts.take(word, [inner])
+    assert (both[word].name, both[inner].name) == (space, "b")
+
+
+def test_a_long_text_takes_no_longer_for_each_token() -> None:
+    plain = TOKENIZERS["byte-level"]
+    tokenizer = CountingTokenizer(tokenizer_object=plain.backend_tokenizer)
+    texts = TokenTexts(Vocabulary(tokenizer))
+    for token in (token_ids := plain.encode(LINES[0] * 50)):
+        texts.take(token, [])
+    assert tokenizer.num_decoded < 40 * len(token_ids)
+    assert texts._detokenizer is not None
+    assert len(texts._detokenizer.text) < 100

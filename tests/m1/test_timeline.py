@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 import m1_single
 import m2_batching
-import m3_paged
 from helpers.engines import greedy, make_engine, tiny_model
 from helpers.traces import row, step
 from m1_single.timeline import main
@@ -43,12 +42,6 @@ def traced(
 def many(count: int, longest: int) -> Jobs:
     draw = random.Random(0)
     return tuple((draw.randint(8, longest), draw.randint(8, longest)) for _ in range(count))
-
-
-def paged(mode: str) -> list[StepRecord]:
-    """Memory for two requests of five."""
-    fields = {"max_num_seqs": 6, "max_model_len": 48, "kv_cache_tokens": 96, "preemption": mode}
-    return traced(m3_paged, many(5, 24), **fields)
 
 
 def test_the_phases_of_each_request_are_spans() -> None:
@@ -115,15 +108,13 @@ def test_kv_of_a_request_counts_until_the_end_of_its_last_step() -> None:
 
 
 SCENES = {
-    "static": lambda: [traced(m1_single)],
-    "paged": lambda: [paged("recompute"), paged("swap")],
     "many": lambda: [traced(m2_batching, many(80, 10), max_num_seqs=80)],
     "no mathematics": lambda: [[step(0, [row(r"$\frac$")])]],
 }
 
 
 @pytest.mark.parametrize("scene", SCENES)
-def test_every_kind_of_trace_gives_a_picture(scene: str, tmp_path: Path) -> None:
+def test_what_no_demo_has_gives_a_picture_too(scene: str, tmp_path: Path) -> None:
     traces = SCENES[scene]()
     labels = [r"$\frac$" for _ in traces]
     for by in ("step", "time"):

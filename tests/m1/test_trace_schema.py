@@ -14,10 +14,10 @@ from helpers.engines import (
     greedy,
     hf_greedy,
     make_engine,
-    make_request,
     random_prompts,
     run_to_end,
 )
+from helpers.schedulers import of_length
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest
@@ -75,7 +75,7 @@ def test_a_line_has_these_fields_in_this_order():
 
 
 def test_a_padding_row_has_no_token_though_its_request_has_one():
-    padding = ScheduledRequest(make_request("r1"), 4, 1, is_padding=True)
+    padding = ScheduledRequest(of_length("r1", 4), 4, 1, is_padding=True)
     assert BatchRow.of(padding, {"r1": [SampledToken(7)]}).sampled_token is None
 
 

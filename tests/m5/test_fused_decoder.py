@@ -37,6 +37,7 @@ from m5_kernels.kernels.pdl import supports_pdl
 from m5_kernels.kernels.triton_or_twin import tl, triton
 from m5_kernels.step_graphs import StepShape
 from m5_kernels.tools.measure import relative_error
+from milestone_llm.models.hub_files import safetensors_files
 from milestone_llm.models.tiny_models import build_tiny_model
 
 BLOCK_SIZE = 4
@@ -245,7 +246,7 @@ def test_kernels_that_start_early_give_the_same_tokens(
 def decoder_of(folder: Path) -> FusedDecoder:
     config = AutoConfig.from_pretrained(folder)
     decoder = FusedDecoder(DecoderConfig.from_hf(config), rope_table(config), torch.float32, "cpu")
-    decoder.load(read_safetensors(folder))
+    decoder.load(read_safetensors(safetensors_files(str(folder))))
     return decoder
 
 

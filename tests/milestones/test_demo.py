@@ -61,16 +61,54 @@ def answers(out: str) -> str:
     return out[out.index("Answers") : out.index("Requests")]
 
 
-# --- M1: static batching, and what all demos share ----------------------------------------------
+# --- what each tells ----------------------------------------------------------------------------
+
+SHORT = ["--max-tokens", "6"]
+ONE_CACHE = [
+    "cached and not cached gave the same tokens.",
+    "prefix cache: 7 of 8 requests hit",
+]
+TOLD: dict[str, tuple[list[str], list[str]]] = {
+    "m1": ([], ["step 0 ", "step 10 ", "step 99 ", "░ padding", "26 tokens in, 100 out", "TTFT"]),
+    "m2": (
+        [],
+        [
+            "waits r2: no row is left: max_num_seqs=2",
+            "steps 150 100",  # in the static batch r2 waits for r1, too
+            "static and continuous gave the same tokens.",
+        ],
+    ),
+    "m3": (
+        [],
+        [
+            "as good as full",
+            "A preemption",
+            "A resumption",
+            ": no free block for r",
+            "copies on write 0",
+        ],
+    ),
+    "m4 one by one": (
+        ["--part", "1"],
+        [*ONE_CACHE, "24 blocks: 0-23 refs 6: r2 r3 r4 r5 r6 r7", "r7 390 24 384 "],
+    ),
+    "m4 all at once": (["--part", "1", "--spacing", "0", "--max-tokens", "4"], ONE_CACHE),
+    "m5": ([], ["M4 and M5 gave the same tokens"]),
+    "m5 eager": (["--enforce-eager", *SHORT], ["M4 and M5 gave the same tokens"]),
+    "m5 gpt2": (["--model", "tiny-gpt2", *SHORT], ["there is no fused decoder for gpt2"]),
+}
 
 
-def test_m1_the_short_requests_drag_on_as_padding(demo: Demo) -> None:
-    out, trace = demo("m1")
-    padding = [sum(row["phase"] == "padding" for row in record["batch"]) for record in trace]
-    assert padding == [0] * 10 + [1] * 40 + [2] * 50
-    for text in ("step 0 ", "step 10 ", "step 99 ", "padding", "26 tokens in, 100 out", "TTFT"):
-        assert text in out
-    assert len(out.splitlines()) < 130, "telling steps, not all hundred"
+@pytest.mark.parametrize("scene", TOLD)
+def test_a_demo_shows_what_its_chapter_tells(demo: Demo, scene: str) -> None:
+    arguments, told = TOLD[scene]
+    out, _ = demo(scene[:2], *arguments)
+    assert len(out.splitlines()) < 150, "telling steps, not all"
+    for text in told:
+        assert text in in_a_line(out)
+
+
+# --- its options --------------------------------------------------------------------------------
 
 
 @small
@@ -110,21 +148,7 @@ for name in {modules}:
     subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
 
-# --- M2: continuous batching --------------------------------------------------------------------
-
-SHORT = ["--max-tokens", "6"]
 THREE_ROWS = ["--max-num-seqs", "3"]
-
-
-def test_m2_a_request_waits_for_a_row_and_joins_mid_flight(demo: Demo) -> None:
-    out, trace = demo("m2")
-    assert [len(record["batch"]) for record in trace] == [2] * 60 + [1] * 40
-    assert [record["step"] for record in trace if record["waiting"] == ["r2"]] == [*range(10)]
-    assert trace[10]["admitted"] == ["r2"]
-    assert "waits     r2: no row is left: max_num_seqs=2" in out
-    steps = next(line.split() for line in out.splitlines() if line.split()[:1] == ["steps"])
-    assert steps == ["steps", "150", "100"], "in the static batch r2 waits for r1, too"
-    assert "static and continuous gave the same tokens." in out
 
 
 @small
@@ -159,26 +183,6 @@ def test_m2_step_budgets_are_compared(demo: Demo) -> None:
     assert "budget 32 and budget 2048 gave the same tokens" in out
     admitted = [record["step"] for record in trace for _ in record["admitted"]]
     assert admitted == [0, 0, 1], "3 + 26 tokens fill a step of 32"
-
-
-# --- M3: blocks ---------------------------------------------------------------------------------
-
-
-def test_m3_preemption_and_resumption_happen_on_screen(demo: Demo) -> None:
-    out, trace = demo("m3")
-    preempted, resumed = (
-        next(record["step"] for record in trace if record[change])
-        for change in ("preempted", "resumed")
-    )
-    assert 0 < preempted < resumed
-    for step in (0, preempted - 1, preempted, resumed):
-        assert f" (step {step})" in out
-    assert f"preempted {trace[preempted]['preempted'][0]['request_id']}: no free block" in out
-    maps = out.split("\nblocks   ")[1:]
-    assert len(maps) == 4
-    cells = maps[0].splitlines()[1].split()
-    owner = {row["blocks"][0]: row["request_id"] for row in trace[0]["batch"]}
-    assert cells[1:13:2] == [owner[block] for block in range(6)]
 
 
 @small
@@ -224,91 +228,23 @@ def test_m3_a_step_holds_the_longest_prompt_and_a_pool_what_the_model_can_have()
         assert small_pool(args, work) == 1536
 
 
-# --- M4: prefix cache, chunks, guesses ----------------------------------------------------------
-
-
-def column(out: str, headline: str, name: str, first: str) -> list[str]:
-    """A column of the table below a headline, of the rows that begin with `first`."""
-    lines = out[out.index(headline) :].splitlines()
-    heads = next(line for line in lines[1:] if name in line)
-    place = heads.index(name) + len(name)
-    rows = []
-    for line in lines[2:]:
-        if not line.strip():
-            break
-        if line.split()[0].startswith(first) and line.split()[0] != "request":
-            rows.append(line[:place].split()[-1])
-    return rows
-
-
-@pytest.mark.parametrize("arguments", [[], ["--spacing", "0"]], ids=["one by one", "all at once"])
-def test_m4_the_first_request_pays_and_the_others_hit(demo: Demo, arguments: list[str]) -> None:
-    out, trace = demo("m4", "--part", "1", "--max-tokens", "4", *arguments)
-    assert column(out, "Requests, times in ms", "saved", "r") == ["-", *["384"] * 7]
-    first_rows: dict[str, Any] = {}
-    for record in trace:
-        for row in record["batch"]:
-            first_rows.setdefault(row["request_id"], row)
-    assert first_rows["r0"]["num_new_tokens"] > 384
-    assert all(first_rows[f"r{i}"]["num_new_tokens"] < 16 for i in range(1, 8))
-    assert "prefix cache: 7 of 8 requests hit" in in_a_line(out)
-    assert "cached and not cached gave the same tokens." in out
-
-
 @small
-def test_m4_the_tree_shows_holders_and_what_is_free_but_cached(demo: Demo) -> None:
-    out, _ = demo("m4", "--part", "1")
-    tree = out[out.index("The prefix cache after step 28") :].splitlines()
-    assert "24 blocks: 0-23" in tree[2]
-    assert "refs 6: r2 r3 r4 r5 r6 r7" in tree[2]
-    free = [line for line in tree if "refs 0, cached, was of" in line]
-    assert [line.split()[-1] for line in free] == ["r0", "r1"]
-
-
-@small
-def test_m4_a_long_prompt_stalls_decodes_only_under_prefill_first(demo: Demo) -> None:
+def test_m4_a_long_prompt_comes_in_chunks_beside_four_who_decode(demo: Demo) -> None:
     out, trace = demo("m4", "--part", "2")
     assert "mixed and prefill_first gave the same tokens." in out
-    for policy in ("mixed", "prefill_first"):
-        longest, first_token = (
-            column(out, "The 4 running requests", name, policy)[0] for name in ("max", "TTFT of r4")
-        )
-        told = f"With {policy} the others waited {longest} ms at most"
-        assert f"{told}, and r4 had its first token after {first_token} ms." in in_a_line(out)
     chunks = [r for r in trace if any(row["request_id"] == "r4" for row in r["batch"])]
-    assert [len(record["batch"]) for record in chunks[:7]] == [5] * 7, "four decode beside it"
-    assert [record["num_prefill_tokens"] for record in chunks[:7]] == [60] * 6 + [40]
+    told = [(len(record["batch"]), record["num_prefill_tokens"]) for record in chunks[:7]]
+    assert told == [(5, 60)] * 6 + [(5, 40)]
 
 
 @small
 def test_m4_a_request_that_repeats_guesses(demo: Demo) -> None:
     out, trace = demo("m4", "--part", "3", "--max-tokens", "8")
-    guessed = column(out, "What guesses brought", "guessed", "r")
-    num_in_trace = sum(row.get("num_draft_tokens", 0) for r in trace for row in r["batch"])
-    assert sum(map(int, guessed)) == num_in_trace > 0
+    lines = out[out.index("What guesses brought") :].splitlines()
+    told = [int(line.split()[-2]) for line in lines if line.split()[:1] in (["r0"], ["r1"])]
+    rows = [row for record in trace for row in record["batch"]]
+    assert sum(told) == sum(row.get("num_draft_tokens", 0) for row in rows) > 0
     assert "guesses and no guesses gave the same tokens." in out
-
-
-# --- M5: kernels --------------------------------------------------------------------------------
-
-
-def test_m5_takes_the_steps_of_m4_to_the_same_tokens(demo: Demo) -> None:
-    out, trace = demo("m5")
-    assert [len(record["batch"]) for record in trace] == [3] * 10 + [2] * 40 + [1] * 50
-    assert "M4 and M5 gave the same tokens" in out
-    assert "torch's kernels" in out or "Triton kernels" in out
-
-
-@small
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--enforce-eager"], "M4 and M5 gave the same tokens"),
-        (["--model", "tiny-gpt2"], "there is no fused decoder for gpt2"),
-    ],
-)
-def test_m5_says_what_computes(demo: Demo, options: list[str], told: str) -> None:
-    assert told in in_a_line(demo("m5", *options, *SHORT)[0])
 
 
 # --- what is wrong ------------------------------------------------------------------------------

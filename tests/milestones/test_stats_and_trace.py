@@ -144,7 +144,9 @@ def test_what_a_request_was_saved_on_its_arrival_and_its_preemptions_are_its_met
     final = run_to_end(engine)
     assert [final[name].metrics.num_cached_tokens for name in "ab"] == [0, 0]
     assert [final[name].metrics.num_preemptions for name in "ab"] == [0, 1]
-    assert engine.stats()["prefix_cache"]["saved_tokens"] == 4
+    cache = engine.stats()["prefix_cache"]
+    assert (cache["queries"], cache["hits"], cache["saved_tokens"]) == (2, 0, 0)
+    assert (cache["queried_tokens"], cache["hit_rate"]) == (4 + 8, 0.0)
     (back,) = [record for record in engine.tracer.records if record.resumed]
     assert [row.num_cached_tokens for row in back.batch if row.request_id == "b"] == [4]
 
@@ -260,7 +262,12 @@ def test_block_tables_and_stats_can_be_rebuilt_from_the_trace_alone(package, pre
     assert stats["useful_share"] == (computed - stats["recomputed_tokens"]) / computed
     assert useful_share(records) == stats["useful_share"]
     if package is m4_prefix_chunked:
-        rows = [row for record in records for row in record.batch]
+        rows = [
+            row
+            for record in records
+            for row in record.batch
+            if row.request_id not in record.resumed
+        ]
         cache = stats["prefix_cache"]
         assert cache["saved_tokens"] == sum(row.num_cached_tokens for row in rows) > 0
         assert cache["hits"] == sum(row.num_cached_tokens > 0 for row in rows)
@@ -311,3 +318,43 @@ def test_at_every_step_all_are_in_one_queue_and_waste_less_than_a_block_each(pac
         watermark = max(watermark, kv["used"])
         assert watermark <= kv["watermark"] <= kv["total"]
     assert kv["watermark"] == 12
+
+
+# --- what a restart and further completions leave ------------------------------------------------
+
+
+def test_figures_of_a_prompt_are_those_of_its_first_completion():
+    engine = traced_engine(m4_prefix_chunked)
+    engine.generate([prompt("AB")], greedy(2))
+    (output,) = engine.generate([[*prompt("AB"), 7]], greedy(3, n=2))
+    assert output.metrics.num_cached_tokens == 8
+
+
+def test_a_cache_that_is_off_remembers_no_block():
+    engine = traced_engine(m4_prefix_chunked, enable_prefix_caching=False, kv_cache_tokens=32)
+    for _ in range(3):
+        engine.generate([prompt("AB")], greedy(4))
+    assert engine.step_log.scheduler.kv_usage().cached == 0
+    assert engine.stats()["prefix_cache"]["evictions"] == 0
+
+
+@paged
+def test_after_a_failure_requests_are_resumed_and_arrivals_are_told(package, monkeypatch):
+    """The step that arrivals were to be told with is dropped: the next one tells them."""
+    engine = traced_engine(package)
+    add(engine, ("old", [5, 6, 7], 6))
+    engine.step()
+    add(engine, ("new", [8, 9], 2))
+    with monkeypatch.context() as patch:
+
+        def fail(plan: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(engine.scheduler, "schedule", lambda: fail(None))
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    run_to_end(engine)
+    records = engine.tracer.records
+    assert [name for record in records for name in record.arrived] == ["old", "new"]
+    admitted = [name for record in records for name in record.admitted]
+    assert sorted(admitted) == ["new", "old"], "who comes back is resumed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from helpers.engines import assert_empty, every_milestone, make_engine, run_to_end
-from helpers.servers import messages_of
+from helpers.servers import messages_of, wait_for
 from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.outputs import EngineCoreOutput, RequestFacts
 from milestone_llm.core.request import Request
@@ -162,6 +163,35 @@ def test_who_could_not_be_added_is_told():
     (message,) = play(engine)
     assert message.refusals["b"].status == 500
     assert "RuntimeError" in message.refusals["b"].text
+
+
+def test_others_pass_while_a_grammar_is_compiled():
+    """New requests and aborts do not wait for it. Who is aborted meanwhile is never added."""
+    engine, may_end = FakeEngine(), threading.Event()
+
+    def rule_of(params: SamplingParams) -> None:
+        if threading.current_thread().name.startswith("grammars"):
+            assert params.structured_outputs
+            assert may_end.wait(60)
+
+    engine.input_processor.grammars = SimpleNamespace(rule_of=rule_of)  # type: ignore[assignment]
+    ruled = [request(name, structured_outputs=object()) for name in ("r", "left")]
+
+    def finish(loop: EngineLoop) -> None:
+        may_end.set()
+        wait_for(lambda: loop._orders.qsize() == 2)
+
+    play(
+        engine,
+        lambda loop: loop.add_requests([*ruled, request("c")]),
+        lambda loop: loop.abort("left"),
+        lambda loop: loop.abort("a"),
+        finish,
+        lambda loop: None,
+    )
+    calls = [call for call in engine.core.calls if call != "step"]
+    assert calls[:5] == ["add a", "add b", "add c", "abort a", "add r"]
+    assert "add left" not in calls
 
 
 def test_a_step_is_one_message_of_token_ids():

@@ -1,5 +1,6 @@
 """What crosses between HTTP's process and the engine's, and what HTTP's process does without."""
 
+import importlib.util
 import multiprocessing
 import pickle
 import queue
@@ -22,7 +23,7 @@ def request(name="r", **params):
 
 
 def test_https_process_loads_no_torch(tmp_path):
-    """Not even for the tokenizer, which the engine's process sends over."""
+    """Not even for the tokenizer, which the engine's process sends over, or for a grammar."""
     pickled = tmp_path / "tokenizer"
     pickled.write_bytes(pickle.dumps(byte_tokenizer()))
     program = f"""
@@ -31,6 +32,12 @@ import milestone_llm.serving.command, milestone_llm.serving.server
 from milestone_llm.frontend.inputs import encode_prompt
 tokenizer = pickle.load(open({str(pickled)!r}, "rb"))
 assert len(encode_prompt(tokenizer, [{{"role": "user", "content": "Hello"}}], False)) > 5
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.structured import StructuredOutputsParams
+from milestone_llm.structured.grammars import Grammars
+grammars = Grammars(tokenizer, len(tokenizer), frozenset([2]))
+if {bool(importlib.util.find_spec("llguidance"))}:
+    grammars.rule_of(SamplingParams(structured_outputs=StructuredOutputsParams(regex="a")))
 assert "torch" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", program], check=True)

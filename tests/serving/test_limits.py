@@ -2,21 +2,30 @@
 
 import asyncio
 import contextlib
+import os
 import resource
 import socket
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import openai
 import pytest
+from rich.console import Console
 
 import m4_prefix_chunked.serve
 from helpers.servers import byte_tokenizer, http_request, read_answer, wait_for
+from milestone_llm import consoles
 from milestone_llm.core.errors import InputError
 from milestone_llm.serving import command
+from milestone_llm.serving import server as server_module
+from milestone_llm.serving.api.async_engine import AsyncEngine
 from milestone_llm.serving.api.errors import ApiError
-from milestone_llm.serving.api.protocol import ChatRequest
+from milestone_llm.serving.api.metrics import Metrics
+from milestone_llm.serving.api.protocol import ChatRequest, CompletionRequest
 from milestone_llm.serving.api.service import Service
+from milestone_llm.serving.api.unsupported import MAX_NAMED, UnknownFields
 from milestone_llm.serving.config import MAX_CONNECTIONS, ServerConfig
 from milestone_llm.serving.connections.admission import FREE_BYTES, BodyLimits, RequestBody
 from milestone_llm.serving.engine.client import EngineInfo
@@ -107,6 +116,72 @@ def test_every_prompt_and_every_completion_counts(slow):
     slow.wait_until_idle()
 
 
+def shared_engine(num_keys, max_choices=12):
+    """An engine that clients of several keys share."""
+    info = EngineInfo("tiny", 64, 2, 64, 4, 64, frozenset(), None)
+    client = SimpleNamespace(info=info, problem=None)
+    return AsyncEngine(client, Metrics("tiny"), max_choices, num_keys)
+
+
+def opened(engine, key, num_choices=1):
+    """Its requests that are let in, until one is refused."""
+    found = []
+    with contextlib.suppress(ApiError):
+        while True:
+            found.append(engine.open_request(num_choices, key))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("num_keys", "most"), [(0, 12), (1, 12), (2, 6), (3, 8), (12, 11), (50, 11)]
+)
+def test_one_key_leaves_a_share_to_the_others(num_keys, most):
+    engine = shared_engine(num_keys)
+    heavy = opened(engine, "heavy")
+    assert len(heavy) == most
+    assert len(opened(engine, "light")) == 12 - most
+    with pytest.raises(ApiError) as refused:
+        engine.check_room(key_salt="heavy")
+    assert refused.value.status_code == 429
+
+
+def test_a_place_that_comes_free_goes_to_whoever_has_less_than_a_share():
+    engine = shared_engine(4)
+    heavy, light = opened(engine, "heavy"), opened(engine, "light")
+    assert (len(heavy), len(light)) == (9, 3)
+    for request in heavy[:4]:
+        engine.close_request(request)
+        assert not opened(engine, "heavy")
+        assert len(opened(engine, "other") or opened(engine, "fourth")) == 1
+    for request in heavy[4:7]:
+        engine.close_request(request)
+    assert opened(engine, "heavy", num_choices=1), "it has less than a share itself"
+
+
+def test_more_completions_than_a_key_can_ever_have_are_refused_for_good():
+    engine = shared_engine(3)
+    for num_choices, status in ((9, 400), (8, 429)):
+        opened(engine, "heavy")
+        with pytest.raises(ApiError) as refused:
+            engine.open_request(num_choices, "other")
+        assert refused.value.status_code == status
+
+
+def test_keys_are_counted_and_known_before_a_body_is_read(asked):
+    """`/v1/...` of the heavy key is refused, the other's is not: it has no such model."""
+    options = {"api_key": ["one", "two", "two"], "max_queued": 2}
+    held = {}
+
+    def hold(app):
+        salt = app._salt_of("Bearer one")
+        held[salt] = opened(app._engine, salt)
+
+    for key, status in (("one", 429), ("two", 400)):
+        fields = {"authorization": f"Bearer {key}", "path": "/v1/completions", "prepare": hold}
+        assert asked("POST", options, **fields)[0] == status
+    assert [len(requests) for requests in held.values()] == [2]
+
+
 # --- the server's options ------------------------------------------------------------------------
 
 
@@ -140,15 +215,16 @@ def test_keys_need_not_stand_on_the_command_line(tmp_path, monkeypatch):
 def asked():
     """Ask a server with some options, without a socket: status and headers of its answer."""
 
-    def ask(method, options, **fields):
+    def ask(method, options, path="/v1/models/mine", prepare=lambda app: None, **fields):
         info = EngineInfo("tiny", 64, 2, 64, 4, 64, frozenset(), None)
         client = SimpleNamespace(info=info, problem=None)
         app = Server(client, ServerConfig(**options))._http.config.app
+        prepare(app)
         fields = {"host": "localhost", **fields}
         headers = [
             (name.replace("_", "-").encode(), text.encode()) for name, text in fields.items()
         ]
-        scope = {"type": "http", "method": method, "path": "/v1/models/mine", "headers": headers}
+        scope = {"type": "http", "method": method, "path": path, "headers": headers}
         sent = []
 
         async def receive():
@@ -189,6 +265,55 @@ def test_a_page_of_an_origin_that_is_allowed_may_use_the_server(asked):
         found, headers = asked(method, options, origin=page, **fields)
         assert (found, headers[b"access-control-allow-origin"]) == (status, page.encode())
     assert asked("OPTIONS", options, origin="http://evil.example", **wish)[0] == 400
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/docs/oauth2-redirect"])
+def test_no_page_brings_scripts_of_other_servers_into_this_origin(asked, path):
+    assert asked("GET", {}, path=path)[0] == 404
+
+
+# --- its log, its standard output -----------------------------------------------------------------
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("path", ["/dev/full", None, "closed"])
+def test_a_server_goes_on_where_its_standard_output_cannot_be_written(path, monkeypatch):
+    """Its disk may be full, or it was closed when the server began."""
+    with open(os.devnull if path in (None, "closed") else path, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output if path else None)
+        # One of its own: a console prints later what it could not print.
+        monkeypatch.setattr(consoles, "console", Console())
+        if path == "closed":
+            output.close()
+        command.open_missing_streams()
+        command.announce("here I am", "and so on")
+        if path == "/dev/full":
+            output.flush()  # as Python does at its end
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_figures_are_logged_again_when_the_disk_has_room(monkeypatch, capsys):
+    with open("/dev/full", "w", buffering=1) as full, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", full)
+        server_module._print_stats("lost")
+        with contextlib.suppress(OSError):
+            full.close()
+        patch.undo()
+        server_module._print_stats("seen")
+    assert capsys.readouterr().err == "seen\n"
+
+
+def test_the_log_names_an_unknown_field_once_and_not_without_end(caplog):
+    fields = UnknownFields()
+    for _ in range(2):
+        for number in range(300):
+            fields.note([f"field{number}", "common"])
+    text = caplog.text
+    assert (text.count("'field0'"), text.count("'common'"), text.count("'field299'")) == (1, 1, 1)
+    for number in range(2 * MAX_NAMED):
+        fields.note([f"more{number}"])
+    assert len(caplog.records) <= MAX_NAMED + 1
+    assert "will not be" in caplog.records[-1].message
 
 
 # --- the socket, threads --------------------------------------------------------------------------
@@ -237,6 +362,24 @@ def service():
     info = EngineInfo("m", 64, 2, 64, 4, 198, frozenset(), byte_tokenizer())
     engine = SimpleNamespace(client=SimpleNamespace(info=info), max_choices=4)
     return Service(engine, has_page=False)
+
+
+def test_a_deadline_counts_what_is_done_before_the_engine(service, monkeypatch):
+    may_end, closed = threading.Event(), []
+    opened = SimpleNamespace(close=lambda: closed.append(True))
+    monkeypatch.setattr(service.engine, "open_request", lambda *given: opened, raising=False)
+    monkeypatch.setattr(service._grammars, "rule_of", lambda params: may_end.wait(60))
+    body = CompletionRequest(prompt=[5], structured_outputs={"regex": "a"}, deadline=0.02)
+
+    async def ask():
+        with pytest.raises(ApiError, match=r"the deadline of 0\.02 s has passed") as refused:
+            await service.answer(body, "")
+        assert not may_end.is_set()
+        may_end.set()
+        return refused.value.status_code
+
+    assert asyncio.run(ask()) == 504
+    assert closed == [True]
 
 
 def test_messages_are_counted_where_they_hold_nobody_up(service, monkeypatch):

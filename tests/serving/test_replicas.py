@@ -4,16 +4,23 @@ Starting Ray takes as long as many other tests, so all use one server, in the or
 stand here; the last one ends it.
 """
 
+import asyncio
 import contextlib
+import importlib.util
 import os
 import re
 import signal
+import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
 from helpers.servers import descendants, is_running, read_answer, serve, wait_for
 from m3_paged import SamplingParams
 from milestone_llm.serving.command import serve_command
+from milestone_llm.serving.engine.client import EngineRequest
+from milestone_llm.serving.engine.process import EngineSpec
 
 M4 = "m4_prefix_chunked"
 PATIENCE = 240.0
@@ -144,3 +151,65 @@ def test_without_ray_it_is_said_how_to_get_it(monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert serve_command(M4, None, ["--port", "0", "--replicas", "2"]) == 2
     assert 'pip install "milestone-llm[ray]"' in capsys.readouterr().err
+
+
+# --- one replica, without Ray --------------------------------------------------------------------
+
+
+@pytest.fixture
+def replica(monkeypatch, model_folder):
+    """The class that Ray would run, in this process: an engine in a thread of its own."""
+    if importlib.util.find_spec("ray") is None:  # only the names that it imports
+        for name in ("ray", "ray.serve", "ray.serve.request_router"):
+            monkeypatch.setitem(sys.modules, name, MagicMock())
+        for name in ("actor", "ray_router"):
+            monkeypatch.delitem(
+                sys.modules, f"milestone_llm.serving.replicas.{name}", raising=False
+            )
+    actor = importlib.import_module("milestone_llm.serving.replicas.actor")
+    context = SimpleNamespace(replica_id=SimpleNamespace(unique_id="a"))
+    monkeypatch.setattr(actor.serve, "get_replica_context", lambda: context)
+    interval = sys.getswitchinterval()
+    fields = {"max_num_seqs": 4, "max_model_len": 256, "device": "cpu"}
+    replica = actor.Replica(EngineSpec("m3_paged", str(model_folder), fields))
+    yield replica
+    replica._loop.stop()
+    sys.setswitchinterval(interval)
+
+
+async def read(replica, request, ends=(), leaves=False):
+    """Read a request's stream to its end. After the first outputs, HTTP ends some completions, or
+    the client leaves."""
+    outputs = replica.generate(request, None)
+    await anext(outputs)
+    for completion_id in ends:
+        await replica.end_completion(completion_id)
+    if leaves:
+        await outputs.aclose()
+    async for _ in outputs:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("n", "ends", "leaves"),
+    [
+        (1, ["r"], False),
+        (3, ["r", "r/1", "r/2"], False),
+        (3, ["r/1"], False),
+        (3, ["r", "r/2"], True),
+        (1, [], True),
+    ],
+)
+def test_a_replica_keeps_nothing_of_a_request_that_http_has_ended(replica, n, ends, leaves):
+    """HTTP finds stop strings, and ends completions one by one; others of the request go on."""
+    params = SamplingParams(n=n, max_tokens=100, stop=("never",), ignore_eos=True)
+    request = EngineRequest("r", [5, 6, 7], params, is_streamed=True)
+
+    async def run():
+        await asyncio.wait_for(read(replica, request, ends, leaves), 60)
+        report = await replica.report()
+        while report.stats["running"]:
+            report = await replica.report()
+
+    asyncio.run(run())
+    assert not replica._queues

@@ -6,9 +6,10 @@ import jsonschema
 import openai
 import pytest
 
-from helpers.servers import byte_tokenizer
+from helpers.servers import byte_tokenizer, wait_for
 from milestone_llm.models.chat import render_chat
 from milestone_llm.serving.api.protocol import ChatRequest
+from milestone_llm.serving.api.structured import is_complete, read_call
 
 PERSON = {
     "type": "object",
@@ -18,6 +19,12 @@ PERSON = {
 }
 FORMAT = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}}
 MESSAGES = [{"role": "user", "content": "Who?"}]
+
+
+def strict(**schema):
+    """Return a format whose schema may not lose anything."""
+    return {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}
+
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 
@@ -60,11 +67,57 @@ def test_vllms_field_takes_all_kinds(m4):
         ({"structured_outputs": {"colour": "red"}}, "colour"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema"),
         ({"response_format": FORMAT, "structured_outputs": {"regex": "a"}}, "either"),
+        ({"structured_outputs": {"grammar": 'a ::= "yes"'}}, "structured_outputs .*root"),
+        ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs cannot"),
+        ({"structured_outputs": {"grammar": "root ::= root"}}, "no text"),
+        ({"structured_outputs": {"json": {"multipleOf": 10**8 + 7}}}, "multipleOf"),
+        ({"response_format": strict(uniqueItems=True)}, "response_format cannot .*uniqueItems"),
     ],
 )
 def test_what_cannot_be_compiled_is_named(m4, fields, told):
-    with pytest.raises(openai.BadRequestError, match=told):
+    with pytest.raises(openai.BadRequestError, match=told) as refused:
         m4.client().chat.completions.create(model=m4.model, messages=MESSAGES, extra_body=fields)
+    assert refused.value.param in fields
+
+
+def test_fields_that_are_all_null_ask_for_nothing(m4):
+    body = {"prompt": "a", "max_tokens": 2, "structured_outputs": {"json": None, "regex": None}}
+    assert m4.fetch("POST", "/v1/completions", body)[0] == 200
+
+
+SET_OF_DIGITS = {
+    "type": "object",
+    "properties": {
+        "digits": {
+            "type": "array",
+            "items": {"type": "string", "pattern": "^(?!0)[0-9]$"},
+            "uniqueItems": True,
+            "maxItems": 1,
+        },
+        "colour": {"type": "string", "format": "colour", "maxLength": 3},
+    },
+    "propertyNames": {"maxLength": 9},
+    "required": ["digits", "colour"],
+    "additionalProperties": False,
+    "if": {"required": ["digits"]},
+    "then": {"required": ["colour"]},
+}
+"""A schema with keywords that the grammar cannot say."""
+
+
+def test_what_a_grammar_cannot_say_is_left_out_and_logged(m4):
+    wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": SET_OF_DIGITS}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": SET_OF_DIGITS}}
+    asked = {"model": m4.model, "messages": MESSAGES, "max_tokens": 200, "seed": 4}
+    bias = {"logit_bias": {byte_tokenizer().convert_tokens_to_ids('"'): 9}}
+    chats = m4.client().chat.completions
+    (choice,) = chats.create(**asked, **bias, response_format=wanted).choices
+    assert {*json.loads(choice.message.content)} == {"digits", "colour"}
+    (choice,) = chats.create(**asked, **bias, tools=[tool], tool_choice="required").choices
+    assert {*json.loads(choice.message.tool_calls[0].function.arguments)} == {"digits", "colour"}
+    wait_for(lambda: "pattern '^(?!0)[0-9]$'" in m4.log.read_text())
+    for word in ("uniqueItems", "propertyNames", "Unknown format: colour", "then"):
+        assert word in m4.log.read_text()
 
 
 # --- calls of functions ---------------------------------------------------------------------------
@@ -76,6 +129,8 @@ CLOCK, WEATHER = (
     {"type": "function", "function": {"name": "weather", "parameters": PLACE}},
 )
 STRANGE = {"name": "a", "parameters": {"type": "strange"}}
+TEXT = {"name": "a", "parameters": {"type": "string"}}
+STRICT = {"name": "a", "strict": True, "parameters": {"propertyNames": {"maxLength": 3}}}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
@@ -106,7 +161,7 @@ def test_a_function_is_called_in_whole_and_in_pieces(m4, choice, seed):
     choices = [event.choices[0] for event in events]
     deltas = [each for one in choices for each in one.delta.tool_calls or ()]
     assert (deltas[0].id[:5], deltas[0].function.name) == ("call_", call.function.name)
-    assert {(each.id, each.function.name, each.index) for each in deltas[1:]} == {(None, None, 0)}
+    assert {(each.id, each.function.name, each.index) for each in deltas[1:]} <= {(None, None, 0)}
     assert "".join(each.function.arguments for each in deltas) == call.function.arguments
     assert choices[0].delta.role == "assistant"
     assert choices[-1].finish_reason == "tool_calls"
@@ -121,8 +176,25 @@ def test_a_call_that_ends_by_length_has_the_arguments_so_far(m4):
     assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
 
 
+@pytest.mark.parametrize("parameters", [{}, {"type": ["object", "null"]}, {"title": "Arguments"}])
+def test_arguments_are_an_object(m4, parameters):
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    digits = [byte_tokenizer().convert_tokens_to_ids(each) for each in "}0123456789"]
+    (choice,) = called(m4, tools=[tool], logit_bias=dict.fromkeys(digits, 50)).choices
+    assert json.loads(choice.message.tool_calls[0].function.arguments) == {}
+
+
+def test_arguments_may_be_nested_to_any_depth():
+    arguments = '{"a}": [' * 3000 + '"\\"}{["' + "]}" * 3000
+    call = f'{{"name": "f", "arguments": {arguments}}}'
+    assert read_call(call, is_ended=True) == ("f", arguments)
+    assert read_call(call[:-1], is_ended=True) == ("f", arguments)
+    assert is_complete(arguments)
+    assert not is_complete(arguments[:-1])
+
+
 def test_a_conversation_goes_on_after_a_call(m4):
-    """The tiny model's template shows nothing of calls; the text is as without tools."""
+    """The tiny model's template shows nothing of calls: they are written as text."""
     (choice,) = called(m4).choices
     call = choice.message.tool_calls[0]
     answer = {"role": "tool", "tool_call_id": call.id, "content": "noon"}
@@ -142,6 +214,8 @@ def test_a_conversation_goes_on_after_a_call(m4):
         ({"tools": []}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": 'a"'}}]}, "tools"),
         ({"tools": [{"type": "function", "function": STRANGE}]}, "tools"),
+        ({"tools": [{"type": "function", "function": TEXT}]}, "tools"),
+        ({"tools": [{"type": "function", "function": STRICT}]}, "tools"),
         ({"response_format": FORMAT}, "tools"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a"}}]}]},
@@ -159,7 +233,8 @@ def test_a_template_is_told_of_tools_and_of_calls():
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = (
         "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
-        "{% for call in messages[0].tool_calls %}{{ call.function.arguments | tojson }}{% endfor %}"
+        "{% for call in messages[0].tool_calls %}{{ call.function.name }}"
+        "{{ call.function.arguments | tojson }}{% endfor %}"
     )
     call = {"id": "1", "type": "function", "function": {"name": "a", "arguments": '{"b": 1}'}}
     body = ChatRequest(
@@ -167,7 +242,7 @@ def test_a_template_is_told_of_tools_and_of_calls():
         tools=[CLOCK, WEATHER],
         tool_choice="required",
     )
-    messages = [each.as_text(index) for index, each in enumerate(body.messages)]
+    messages = [each.as_dict() for each in body.messages]
     assert body.shown_tools == [CLOCK, WEATHER]
     tokens = render_chat(tokenizer, messages, tools=body.shown_tools)
-    assert tokenizer.decode(tokens) == 'clock;weather;{"b": 1}'
+    assert tokenizer.decode(tokens) == 'clock;weather;a{"b": 1}'

@@ -1,6 +1,7 @@
 """What a first user would wait for is done before the server says that it is ready."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +10,10 @@ from helpers.engines import PACKAGES, every_milestone, make_engine
 from helpers.servers import random_engine_outputs
 from m5_kernels import SamplingParams
 from m5_kernels.sampler import SamplingFeatures
+from milestone_llm.serving.api.service import Service
+from milestone_llm.serving.engine import process
+from milestone_llm.serving.engine.loop import EngineLoop
+from milestone_llm.structured import StructuredOutputsParams
 
 
 @every_milestone
@@ -40,6 +45,19 @@ def test_a_warm_up_comes_first(oracle):
     with pytest.raises(RuntimeError, match="there are 1 requests"):
         oracle.warm_up()
     oracle.abort("here")
+
+
+def test_the_tables_of_grammars_are_built_before_a_server_is_ready(model_folder, monkeypatch):
+    """They take a second, in which nobody else's Python runs."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+    monkeypatch.setattr(process, "freeze_gc_heap", lambda: None)
+    engine = process.EngineSpec("m1_single", str(model_folder), {"device": "cpu"}).build()
+    client = SimpleNamespace(info=EngineLoop(engine).info)
+    service = Service(SimpleNamespace(client=client, max_choices=4), has_page=False)
+    monkeypatch.setattr("llguidance.hf.from_tokenizer", None)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
+    for grammars in (engine.input_processor.grammars, service._grammars):
+        assert grammars.rule_of(params) is not None
 
 
 @pytest.mark.gpu

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 import threading
 from typing import Any
 
@@ -22,7 +20,8 @@ from helpers.servers import byte_tokenizer
 from m1_single import SamplingParams
 from milestone_llm.core.errors import InputError
 from milestone_llm.structured import StructuredOutputsParams
-from milestone_llm.structured.grammars import NICENESS, Grammars, compiling_thread
+from milestone_llm.structured.grammars import Grammars, compiling_threads
+from milestone_llm.structured.sources import MAX_BLANKS
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 
@@ -155,6 +154,73 @@ def test_a_trace_says_how_many_tokens_were_allowed() -> None:
     assert "num_allowed_tokens" in built.tracer.records[0].to_dict()["batch"][0]
 
 
+NAMED: list[tuple[dict[str, Any], str]] = [
+    ({"choice": ["<s>old</s>"]}, "<s>old</s>"),
+    ({"regex": "x</s>y"}, "x</s>y"),
+    ({"json": {"const": "</s>"}}, '"</s>"'),
+    ({"grammar": 'start: "<" "pad" ">"'}, "<pad>"),
+    ({"grammar": 'root ::= "</s>" "</s>"'}, "</s></s>"),
+]
+"""Rules with names of special tokens, and the only text that each allows."""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_special_tokens_name_is_spelled_with_ordinary_tokens(package: Any) -> None:
+    given = [params(rule) for rule, _ in NAMED]
+    outputs = engine(package).generate(["prompt"] * len(NAMED), given)
+    got = [(output.text, output.finish_reason) for output in outputs]
+    assert got == [(text, "stop") for _, text in NAMED]
+
+
+@pytest.mark.parametrize("package", [m4_prefix_chunked, m5_kernels])
+def test_draft_tokens_spell_a_special_tokens_name(package: Any) -> None:
+    rule = {"choice": ["the name is </s>, and here it ends"]}
+    (output,) = engine(package, speculation="ngram").generate("the name is", params(rule))
+    assert (output.text, output.finish_reason) == (rule["choice"][0], "stop")
+
+
+FAILING: list[tuple[dict[str, Any], str]] = [
+    ({"grammar": 'root ::= "a"{1000000000}'}, "a+"),  # "Too many items"
+    ({"choice": ["ab\u65e5", "ab\u65e6"]}, "ab"),  # the tokenizer has no such bytes
+]
+"""Rules that fail amid an output, and the text before."""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize(("rule", "before"), FAILING, ids=["gives up", "no tokens"])
+def test_a_rule_that_fails_ends_its_request(package: Any, rule: Any, before: str) -> None:
+    built = engine(package)
+    broken, free = built.generate(["a", "b"], [params(rule), params(None, max_tokens=9)])
+    assert broken.finish_reason == "error"
+    assert re.fullmatch(before, broken.text)
+    assert free.finish_reason == "length"
+    assert_empty(built)
+
+
+def test_only_after_a_wrong_draft_token_everything_is_allowed() -> None:
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    rule = grammars.rule_of(params({"choice": ["abc"]}))
+    assert rule is not None
+    a, b, x = tokenizer.encode("abx", add_special_tokens=False)
+    assert (rule.bits([a, x, b], 1) == -1).all()
+    assert not rule.bits([a, x, b], 2).any()
+    assert not rule.bits([x]).any()
+    rule.bits([a])
+    assert rule.num_allowed == 1
+
+
+def test_forced_tokens_end_before_a_special_tokens_name() -> None:
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    rule = grammars.rule_of(params({"choice": ["ab</s>c"]}))
+    assert rule is not None
+    forced = rule.continuation([], [], 9)
+    assert tokenizer.decode(forced) == "ab"
+    guesses = tokenizer.encode("<", add_special_tokens=False)
+    assert rule.continuation(forced, guesses, 9) == guesses
+
+
 BAD: list[dict[str, Any]] = [
     {},
     {"regex": "a", "choice": ["b"]},
@@ -167,6 +233,22 @@ BAD: list[dict[str, Any]] = [
     {"json": {"type": "object", "unevaluatedProperties": False}},
     {"json": [1]},
     {"grammar": "start: missing_rule"},
+    {"grammar": ""},
+    {"grammar": 'x: "a"'},
+    {"grammar": "root ::= ("},
+    {"grammar": "root ::= missing"},
+    {"grammar": "start: %json {"},
+    {"grammar": "root ::= " + "(" * 5_000},
+    {"json": {"$ref": "#"}},
+    {"json": {"allOf": [{"$ref": "#"}]}},
+    {"grammar": "root ::= root"},
+    {"grammar": "start: A\nA: /a+/ & /b+/"},
+    {"choice": ["\u65e5"]},  # the tokenizer has no such bytes
+    {"regex": "\ud800"},
+    {"choice": ["\ud800"]},
+    {"grammar": 'start: "\ud800"'},
+    {"json": {"const": "\ud800"}},
+    {"choice": 5},
     {"regex": "a" * 100_001},
 ]
 
@@ -177,6 +259,94 @@ def test_what_cannot_be_compiled_is_refused(wanted: dict[str, Any]) -> None:
     grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
     with pytest.raises(InputError):
         grammars.rule_of(params(wanted) if wanted else params({"regex": None}))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": {"type": "integer", "multipleOf": 99_999_989}},
+        {"json": {"allOf": [{"multipleOf": 997}, {"multipleOf": 0.1009}]}},
+        {"json": {"properties": {str(n): {"multipleOf": 997, "minimum": n} for n in range(99)}}},
+        {"grammar": 'start: "multipleOf" %json {"multip\\u006ceOf": 99999989}'},
+    ],
+    ids=["large", "two", "many", "in Lark"],
+)
+def test_multiples_that_would_explode_are_refused(wanted: dict[str, Any]) -> None:
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    with pytest.raises(InputError, match="remainders"):
+        grammars.rule_of(params(wanted))
+
+
+def test_what_matches_nothing_is_refused_also_with_several_eos_tokens() -> None:
+    tokenizer = byte_tokenizer()
+    with pytest.raises(InputError, match="no text"):
+        Grammars(tokenizer, len(tokenizer), frozenset([1, 2])).rule_of(
+            params({"regex": "[^\\s\\S]"})
+        )
+
+
+def test_ordinary_multiples_are_taken() -> None:
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    price = {"type": "number", "multipleOf": 0.01}
+    for schema in (price, {"properties": {"a": price, "multipleOf": {"multipleOf": 1000}}}):
+        assert grammars.rule_of(params({"json": schema})) is not None
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json_object": True},
+        {"json": {"type": "array"}},
+        {"json": {"type": "array", "x-guidance": {"lenient": True}}},
+        {"grammar": "start: %json {}"},
+        {"grammar": 'start: "%json {" | /%json \\{/ | %json {} // %json {'},
+    ],
+)
+def test_json_has_few_blanks_between_two_tokens(wanted: dict[str, Any]) -> None:
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    begin = "{" if "json_object" in wanted else "["
+
+    def is_taken(text: str) -> bool:
+        rule = grammars.rule_of(params(wanted))
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        return rule is not None and bool(rule.bits(token_ids).any())
+
+    assert is_taken(begin + "\n" + " " * (MAX_BLANKS - 1))
+    assert not is_taken(begin + "\n" + " " * MAX_BLANKS)
+
+
+def test_a_schema_may_allow_blanks_without_limit() -> None:
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    rule = grammars.rule_of(params({"json": {"x-guidance": {"whitespace_flexible": True}}}))
+    assert rule is not None
+    assert rule.bits(tokenizer.encode("[" + " " * 99, add_special_tokens=False)).any()
+
+
+def test_a_lenient_schema_loses_what_cannot_be_compiled(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = byte_tokenizer()
+    eos = frozenset([tokenizer.eos_token_id])
+    word = {"type": "string", "pattern": "^(?=a)"}
+    data = {"properties": {"pattern": word}, "patternProperties": {"(?=b)": {}, "c": word}}
+    schema = {**data, "uniqueItems": True, "x-guidance": {"lenient": True}}
+    grammars = Grammars(tokenizer, len(tokenizer), eos)
+    for wanted in ({"json": schema}, {"grammar": f"start: %json {json.dumps(schema)}"}):
+        caplog.clear()
+        assert grammars.rule_of(params(wanted)) is not None
+        assert all(each in caplog.text for each in ("(?=a)", "(?=b)", "uniqueItems"))
+        assert "'c'" not in caplog.text
+    with pytest.raises(InputError):
+        grammars.rule_of(params({"json": data}))
+    caplog.clear()
+    Grammars(tokenizer, len(tokenizer), eos, is_logged=False).rule_of(params({"json": schema}))
+    assert not caplog.text
+
+
+def test_choices_may_come_from_a_generator() -> None:
+    assert StructuredOutputsParams(choice=(each for each in "ab")).choice == ("a", "b")  # type: ignore[arg-type]
 
 
 def test_what_a_model_cannot_have_is_refused() -> None:
@@ -191,33 +361,51 @@ def test_what_a_model_cannot_have_is_refused() -> None:
         Grammars(tokenizer, 9, frozenset([1])).rule_of(SamplingParams(structured_outputs="a"))
 
 
-def test_a_rule_that_is_ready_does_not_wait_for_one_that_is_compiled(monkeypatch) -> None:
+def test_no_rule_waits_for_another_that_is_compiled(monkeypatch) -> None:
     tokenizer = byte_tokenizer()
     grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
-    ready, other = params({"regex": "a"}), params({"regex": "b"})
+    ready, other, new = (params({"regex": each}) for each in "abc")
     grammars.rule_of(ready)
     begun, may_end, compile = threading.Event(), threading.Event(), grammars._compile
 
     def slow(wanted: StructuredOutputsParams) -> Any:
-        begun.set()
-        assert may_end.wait(60)
+        if wanted.regex == "b":
+            begun.set()
+            assert may_end.wait(60)
         return compile(wanted)
 
     monkeypatch.setattr(grammars, "_compile", slow)
-    with compiling_thread() as thread:
-        made = thread.submit(grammars.rule_of, other)
+    with compiling_threads() as threads:
+        made = threads.submit(grammars.rule_of, other)
         assert begun.wait(60)
-        assert grammars.rule_of(ready) is not None  # or this test has no end
+        same = threads.submit(grammars.rule_of, other)
+        for each in (ready, new):
+            assert grammars.rule_of(each) is not None  # or this test has no end
         may_end.set()
         assert made.result() is not None
+        assert same.result() is not None
+    grammars.rule_of(params({"regex": "d"}))
+    assert len(grammars._compiled) == 4
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="niceness is a process's")
-def test_a_server_compiles_behind_its_other_threads() -> None:
-    def niceness() -> int:
-        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+def test_a_warm_up_builds_the_tables(monkeypatch) -> None:
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    grammars.warm_up()
+    monkeypatch.setattr("llguidance.hf.from_tokenizer", None)
+    assert grammars.rule_of(params({"regex": "a"})) is not None
+    Grammars(None, 9, frozenset()).warm_up()  # a model without grammars is none to be told of
 
-    before = niceness()
-    with compiling_thread() as thread:
-        assert thread.submit(niceness).result() == min(before + NICENESS, 19)
-    assert niceness() == before
+
+def test_of_many_grammars_those_of_the_newest_requests_are_kept(monkeypatch):
+    monkeypatch.setattr("milestone_llm.structured.grammars.MAX_COMPILED", 2)
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    compiled: list[str] = []
+    compile_one = grammars._compile
+    monkeypatch.setattr(
+        grammars, "_compile", lambda params: compiled.append(params.regex) or compile_one(params)
+    )
+    for regex in ("a", "b", "c", "c", "b", "a"):
+        grammars.rule_of(SamplingParams(structured_outputs=StructuredOutputsParams(regex=regex)))
+    assert compiled == ["a", "b", "c", "a"]

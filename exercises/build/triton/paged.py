@@ -69,6 +69,6 @@ def _paged_split_kernel(
     seq, part = tl.program_id(0), tl.program_id(1)
     num_splits = tl.num_programs(1)
     context_len = tl.load(context_lens + seq)
-    # The sequence has tl.cdiv(context_len, BLOCK_SIZE) blocks. Token `offset` of a block lies at
+    # The sequence has tl.cdiv(context_len, BLOCK_SIZE) blocks. Token `offset` of a block is at
     # key_cache + (block * BLOCK_SIZE + offset) * HEAD_DIM. A part's number is
     # seq * num_splits + part, as `merge` expects it.

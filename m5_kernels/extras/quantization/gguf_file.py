@@ -156,7 +156,7 @@ class GGUFFile:
             theirs = (ROOT if layer is None else LAYER).get(kind)
             if theirs is None:
                 if kind == "rope_freqs":
-                    continue  # the config says it, too
+                    continue  # the config has the scaling that it stands for
                 raise InputError(f"{path.name} has a tensor {name}, which is not known here")
             prefix = "" if layer is None else f"model.layers.{layer}."
             is_turned = index["architecture"] == "llama" and is_matrix

@@ -42,12 +42,22 @@ class Int4Groups:
     minimum: torch.Tensor
 
     def weights(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the numbers `[num_groups * GROUP, out_size]`."""
+        """Return the numbers `[num_groups * GROUP, out_size]`.
+
+        In float32 they are the file's own, to the last bit. In fewer bits the minimum would be
+        rounded before most of it is cancelled. So integers go from -8 to 7, and what is added is
+        the number that 8 stands for, which is small.
+        """
         num_groups, half, out_size = self.nibbles.shape
-        scale, minimum = self.scale.to(dtype), self.minimum.to(dtype)
+        zero = 0 if dtype == torch.float32 else 8
+        scale, added = self.scale.to(dtype), (self.minimum + zero * self.scale).to(dtype)
         weights = torch.empty(num_groups, GROUP, out_size, dtype=dtype)
-        torch.addcmul(minimum, (self.nibbles & 15).to(dtype), scale, out=weights[:, :half])
-        torch.addcmul(minimum, (self.nibbles >> 4).to(dtype), scale, out=weights[:, half:])
+
+        def integers(nibbles: torch.Tensor) -> torch.Tensor:
+            return nibbles.view(torch.int8).sub_(zero).to(dtype)
+
+        torch.addcmul(added, integers(self.nibbles & 15), scale, out=weights[:, :half])
+        torch.addcmul(added, integers(self.nibbles >> 4), scale, out=weights[:, half:])
         return weights.flatten(0, 1)
 
 

@@ -23,7 +23,8 @@ from .service import Service
 
 def build_app(service: Service) -> FastAPI:
     """Return the FastAPI application with all endpoints."""
-    app = FastAPI(title="milestone-llm", docs_url="/docs", redoc_url=None)
+    # FastAPI's page of documentation would load scripts of other servers into this one's origin.
+    app = FastAPI(title="milestone-llm", docs_url=None, redoc_url=None)
     app.add_exception_handler(HTTPException, answer_http_error)
     app.add_exception_handler(RequestValidationError, answer_bad_fields)
     app.add_exception_handler(Exception, answer_bug)

@@ -13,7 +13,7 @@ import contextlib
 import copy
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ from milestone_llm.frontend.output_processor import OutputProcessor, OutputQueue
 from milestone_llm.frontend.outputs import RequestOutput
 
 from ..engine.client import EngineClient, EngineCoreOutputs, EngineRequest
-from .errors import ApiError
+from .errors import ApiError, deadline_passed
 from .metrics import EngineMetrics, Metrics
 
 MAX_MESSAGES = 64
@@ -37,9 +37,11 @@ class ApiRequest:
     The code that opens an API request has to close it, also after an error.
     """
 
-    def __init__(self, engine: AsyncEngine, num_choices: int) -> None:
+    def __init__(self, engine: AsyncEngine, num_choices: int, key_salt: str) -> None:
         self._engine = engine
         self.num_choices = num_choices
+        self.key_salt = key_salt
+        """Salt of the client's key."""
         self.states: list[RequestState] = []
         """States of its requests to the engine, in order."""
         self.arrival_time = 0.0
@@ -64,8 +66,8 @@ class ApiRequest:
         self.arrival_time = requests[0].arrival_time
         if deadline is not None:
             left = self.arrival_time + deadline - time.perf_counter()
-            error = ApiError(504, f"the deadline of {deadline} s has passed")
             loop = asyncio.get_running_loop()
+            error = deadline_passed(deadline)
             self._deadline = loop.call_later(max(0.0, left), self.fail, error)
         self.states = self._engine.add(self, requests)
 
@@ -125,18 +127,26 @@ class AsyncEngine:
 
     Args:
         max_choices: most completions at one time, running or waiting.
+        num_keys: number of API keys, which share them.
     """
 
-    def __init__(self, client: EngineClient, metrics: Metrics, max_choices: int) -> None:
+    def __init__(
+        self, client: EngineClient, metrics: Metrics, max_choices: int, num_keys: int = 1
+    ) -> None:
         self.client = client
         self.metrics = metrics
         self.max_choices = max_choices
+        self._share = max(1, max_choices // max(1, num_keys))
+        """Completions for each key. One that has more leaves so many places free for others."""
+        self._most_at_once = max(self._share, max_choices - self._share * (num_keys > 1))
         self.event_loop: asyncio.AbstractEventLoop
         self.closed_because: str | None = None
         """Why no more requests are admitted; None while they are."""
         self._open: dict[ApiRequest, None] = {}
         self._num_choices = 0
         """Completions of all API requests in `_open`."""
+        self._choices_of = Counter[str]()
+        """Those of each key, by its salt."""
         self._followed: dict[str, Followed] = {}
         """Tracked completions, by their ids."""
         self._requests: dict[str, ApiRequest] = {}
@@ -150,9 +160,12 @@ class AsyncEngine:
 
     # -- requests come and go ----------------------------------------------------------------
 
-    def check_room(self, num_choices: int = 1) -> None:
+    def check_room(self, num_choices: int = 1, key_salt: str = "") -> None:
         """Reject a request that there is no room for, before its body is read or its text
         tokenized.
+
+        Args:
+            key_salt: salt of the client's key.
 
         Raises:
             ApiError: 503 when no requests are admitted or the engine does not respond, 400 when it
@@ -161,26 +174,32 @@ class AsyncEngine:
         if problem := self.closed_because or self.client.problem:
             headers = {"Retry-After": "1"}
             raise ApiError(503, f"not serving: {problem}", headers=headers)
-        if num_choices > self.max_choices:
+        if num_choices > self._most_at_once:
             text = f"{num_choices} completions are asked for, and the server takes at most "
-            raise ApiError(400, f"{text}{self.max_choices} at a time")
-        if self._num_choices + num_choices > self.max_choices:
+            raise ApiError(400, f"{text}{self._most_at_once} at a time")
+        num_own = self._choices_of[key_salt]
+        is_within_share = num_own + num_choices <= self._share
+        most = self.max_choices if is_within_share else self._most_at_once
+        if self._num_choices + num_choices > most:
             self.metrics.refused.inc()
             text = f"{self._num_choices} completions are running or waiting; the server takes "
-            text += f"{self.max_choices} at a time. Try again later."
+            text += f"{self.max_choices} at a time"
+            if most < self.max_choices:
+                text += f", and keeps {self._share} for other keys ({num_own} are of this one)"
             code, headers = "rate_limit_exceeded", {"Retry-After": "1"}
-            raise ApiError(429, text, code=code, headers=headers)
+            raise ApiError(429, f"{text}. Try again later.", code=code, headers=headers)
 
-    def open_request(self, num_choices: int) -> ApiRequest:
+    def open_request(self, num_choices: int, key_salt: str = "") -> ApiRequest:
         """Admit an API request for `num_choices` completions.
 
         Raises:
             ApiError: as `check_room`.
         """
-        self.check_room(num_choices)
-        request = ApiRequest(self, num_choices)
+        self.check_room(num_choices, key_salt)
+        request = ApiRequest(self, num_choices, key_salt)
         self._open[request] = None
         self._num_choices += num_choices
+        self._choices_of[key_salt] += num_choices
         return request
 
     @property
@@ -207,6 +226,7 @@ class AsyncEngine:
             return
         del self._open[request]
         self._num_choices -= request.num_choices
+        self._choices_of[request.key_salt] -= request.num_choices
         reason = "error" if request.is_refused else "abort"
         for state in request.states:
             unfinished = [each for each in state.completions if each.finish_reason is None]

@@ -59,6 +59,11 @@ class ApiError(HTTPException):
         return JSONResponse(self.body(), self.status_code, self.headers)
 
 
+def deadline_passed(seconds: float | None) -> ApiError:
+    """Return the error for an answer that its client no longer needs."""
+    return ApiError(504, f"the deadline of {seconds} s has passed")
+
+
 async def answer_http_error(request: Request, error: Exception) -> JSONResponse:
     """Answer our own errors, and those of the framework (404, no JSON). For FastAPI."""
     assert isinstance(error, HTTPException)

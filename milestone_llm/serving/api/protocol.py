@@ -23,7 +23,6 @@ from .structured import (
     ToolChoice,
     call_params,
     structured_params,
-    with_read_arguments,
 )
 from .unsupported import refuse_unsupported, unsupported, warn_of_unknown
 
@@ -151,7 +150,8 @@ class Sampling(Body):
     @property
     def rule_param(self) -> str:
         """Name of the field that constrains the answer's text."""
-        return "structured_outputs"
+        is_free = self.response_format is None or self.response_format.type == "text"
+        return "structured_outputs" if is_free else "response_format"
 
     @property
     def wants_usage_event(self) -> bool:
@@ -232,10 +232,12 @@ class CompletionRequest(Sampling):
 
 
 class Part(BaseModel):
-    """A part of a message's content. Only text is supported."""
+    """A part of a message's content. `render_chat` takes only text."""
 
     type: Name
     text: str | None = None
+    refusal: str | None = None
+    """OpenAI's type for an answer that declines."""
 
 
 class Message(BaseModel):
@@ -244,37 +246,23 @@ class Message(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     role: Name
-    """Any name, as in vLLM: the chat template rejects roles that it does not know."""
+    """Any name: `render_chat` rejects messages that the chat template does not show."""
     content: str | Annotated[list[Part], Field(fail_fast=True)] | None = None
-
-    @model_validator(mode="after")
-    def _check_content(self) -> Message:
-        if self.content is None and self.role in ("developer", "system", "tool", "user"):
-            raise ValueError(f"a message of role {self.role} needs a content")
-        return self
 
     @property
     def num_characters(self) -> int:
         """Number of characters of all texts that a chat template could show."""
-        content = self.content
-        texts = [part.text for part in content] if isinstance(content, list) else content
-        return num_characters([self.role, texts, self.model_extra])
+        content: Any = self.content
+        if isinstance(content, list):
+            content = [text for part in content for text in (part.text, part.refusal)]
+        return num_characters([self.role, content, self.model_extra])
 
-    def as_text(self, index: int) -> dict[str, Any]:
-        """Return the message for a chat template, with its content as one text.
-
-        Raises:
-            ApiError: a part of the content is not text, but an image, for example.
-        """
-        message = {"role": self.role, **(self.model_extra or {})}
-        if isinstance(self.content, list):
-            for part in self.content:
-                if part.type != "text":
-                    where = f"messages.{index}.content"
-                    text = f"{where}: parts of type {part.type} are not supported, only text"
-                    raise ApiError(400, text, param="messages")
-            return {**message, "content": "".join(part.text or "" for part in self.content)}
-        return {**with_read_arguments(message), "content": self.content or ""}
+    def as_dict(self) -> dict[str, Any]:
+        """Return the message as `render_chat` takes it."""
+        content: Any = self.content
+        if isinstance(content, list):
+            content = [part.model_dump(exclude_none=True) for part in content]
+        return {"role": self.role, "content": content, **(self.model_extra or {})}
 
 
 def num_characters(value: Any) -> int:

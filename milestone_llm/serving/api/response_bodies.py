@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import re
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from milestone_llm.core.outputs import Logprob
-from milestone_llm.frontend.detokenizer import known_tokens
 from milestone_llm.frontend.outputs import CompletionOutput, RequestOutput
 
 from .async_engine import ApiRequest
 from .protocol import ChatRequest, Sampling
-from .structured import is_json, read_call
+from .structured import is_complete, read_call
+from .token_texts import HALF, TokenText, TokenTexts, Vocabulary
 
 Json = dict[str, Any]
 MIN_LOGPROB = -9999.0
@@ -31,13 +29,33 @@ class _Shown:
 
     num_characters: int = 0
     num_tokens: int = 0
+    texts: TokenTexts | None = None
+    """Texts of its tokens, whose log-probabilities are sent."""
     text_offset: int = 0
-    """Characters of the tokens whose log-probabilities have been sent."""
+    """Where the next token begins in the text, its prompt included (`echo`)."""
     is_new: bool = True
     """Whether nothing has been sent yet."""
     is_ended: bool = False
     has_name: bool = False
     """Whether the name of the called function has been sent."""
+
+
+@dataclass(slots=True)
+class _Token:
+    """A token with its log-probabilities."""
+
+    token_id: int
+    logprobs: dict[int, Logprob] | None
+    """None: nothing comes before the first token of a prompt."""
+    texts: dict[int, TokenText]
+    """What it and the tokens in `logprobs` are called at its place."""
+    offset: int
+    """Where it begins in the text."""
+
+    @property
+    def own(self) -> TokenText:
+        """Its own text."""
+        return self.texts[self.token_id]
 
 
 class ResponseBodies:
@@ -46,8 +64,7 @@ class ResponseBodies:
     Args:
         body: the client's request.
         prompts: text before each choice's own (`echo`); empty texts without `echo`.
-        decode: returns the text of one token.
-        spell: returns the bytes of one token.
+        vocabulary: names the tokens of log-probabilities.
     """
 
     def __init__(
@@ -57,8 +74,7 @@ class ResponseBodies:
         model: str,
         body: Sampling,
         prompts: Sequence[str],
-        decode: Callable[[int], str],
-        spell: Callable[[int], bytes],
+        vocabulary: Vocabulary,
     ) -> None:
         self.wants_usage = body.wants_usage_event
         """Whether the last event of a stream has the numbers of tokens, and earlier ones null."""
@@ -67,7 +83,7 @@ class ResponseBodies:
         self._calls_tool = isinstance(body, ChatRequest) and body.calls_tool
         self._drops_output = not self._is_chat and body.max_tokens == 0  # only the prompt is wanted
         self._prompts = prompts
-        self._decode, self._spell = decode, spell
+        self._vocabulary = vocabulary
         kind = "chat.completion" if self._is_chat else "text_completion"
         created = int(time.time())
         self._head = {"id": request_id, "object": kind, "created": created, "model": model}
@@ -113,7 +129,9 @@ class ResponseBodies:
                 text, name, finish_reason = completion.text, None, completion.finish_reason
                 if self._calls_tool:
                     name, text = read_call(text, finish_reason is not None)
-                    if finish_reason == "stop" and name and is_json(text):  # no stop string cut it
+                    if (
+                        finish_reason == "stop" and name and is_complete(text)
+                    ):  # no stop string cut it
                         finish_reason = "tool_calls"
                 new_name = None if shown.has_name else name
                 shown.has_name = name is not None
@@ -141,7 +159,7 @@ class ResponseBodies:
         shown = self._shown[index]
         logprobs = None
         if completion.logprobs is not None:
-            logprobs = self._logprobs(shown, output, completion)
+            logprobs = self._logprobs(index, output, completion)
         choice: Json = {"index": index, "logprobs": logprobs}
         if not self._is_chat:
             text = "" if self._drops_output else text
@@ -174,51 +192,82 @@ class ResponseBodies:
 
     # -- log-probabilities -------------------------------------------------------------------
 
-    def _logprobs(self, shown: _Shown, output: RequestOutput, completion: CompletionOutput) -> Json:
-        tokens: list[tuple[int, dict[int, Logprob] | None]] = []
+    def _logprobs(self, index: int, output: RequestOutput, completion: CompletionOutput) -> Json:
+        shown, tokens = self._shown[index], list[_Token]()
         if shown.is_new and output.prompt_logprobs is not None:
-            tokens += zip(output.prompt_token_ids, output.prompt_logprobs, strict=True)
+            tokens += self._prompt_tokens(self._prompts[index], output)
         if not self._drops_output:
-            new = slice(shown.num_tokens, None)
-            logprobs = completion.logprobs or []
-            tokens += zip(completion.token_ids[new], logprobs[new], strict=True)
+            tokens += self._new_tokens(index, completion)
         if self._is_chat:
-            return {"content": [self._chat_token(*token) for token in tokens]}
-        return self._text_tokens(shown, tokens)
-
-    def _text_tokens(
-        self, shown: _Shown, tokens: Sequence[tuple[int, dict[int, Logprob] | None]]
-    ) -> Json:
-        offsets = []
-        names = [self._decode(token_id) for token_id, _ in tokens]
-        for name in names:
-            offsets.append(shown.text_offset)
-            shown.text_offset += len(name)
-        top: list[dict[str, float] | None] = []
-        for _, logprobs in tokens:
-            if logprobs is None:  # nothing comes before the first token of a prompt
-                top.append(None)
-                continue
-            by_name: dict[str, float] = {}
-            for token_id, each in _by_rank(logprobs):  # different tokens may have one text
-                by_name.setdefault(self._decode(token_id), _finite(each))
-            top.append(by_name)
+            return {"content": [self._chat_token(token) for token in tokens]}
         return {
-            "tokens": names,
-            "token_logprobs": [each and _finite(each[token_id]) for token_id, each in tokens],
-            "top_logprobs": top,
-            "text_offset": offsets,
+            "tokens": [token.own.name for token in tokens],
+            "token_logprobs": [
+                token.logprobs and _finite(token.logprobs[token.token_id]) for token in tokens
+            ],
+            "top_logprobs": [_by_name(token) for token in tokens],
+            "text_offset": [token.offset for token in tokens],
         }
 
-    def _chat_token(self, token_id: int, logprobs: dict[int, Logprob] | None) -> Json:
+    def _prompt_tokens(self, prompt: str, output: RequestOutput) -> Iterator[_Token]:
+        """Yield the tokens of a prompt, and find them in its text: this is the client's own, which
+        a tokenizer may have normalized, and which may lack its special tokens."""
+        assert output.prompt_logprobs is not None
+        texts, end = TokenTexts(self._vocabulary), 0
+        for token_id, logprobs in zip(output.prompt_token_ids, output.prompt_logprobs, strict=True):
+            token = _Token(token_id, logprobs, texts.take(token_id, logprobs or ()), end)
+            name, text = token.own.name, token.own.text
+            # Next to a special token, a tokenizer may drop a space or add one.
+            if name and (place := prompt.find(name, end, end + len(name) + 1)) >= 0:
+                token.offset, end = place, place + len(name)
+            else:
+                end = min(end + len(text), len(prompt))
+            yield token
+
+    def _new_tokens(self, index: int, completion: CompletionOutput) -> list[_Token]:
+        """Return the tokens that have not been sent."""
+        shown = self._shown[index]
+        if shown.texts is None:
+            shown.texts, shown.text_offset = TokenTexts(self._vocabulary), len(self._prompts[index])
+        new, tokens = slice(shown.num_tokens, None), []
+        for token_id, logprobs in zip(
+            completion.token_ids[new], (completion.logprobs or [])[new], strict=True
+        ):
+            texts = shown.texts.take(token_id, logprobs)
+            tokens.append(_Token(token_id, logprobs, texts, shown.text_offset))
+            shown.text_offset += len(tokens[-1].own.text)
+        if tokens and completion.finish_reason is not None and completion.text.endswith(HALF):
+            last, text = tokens[-1], tokens[-1].own.text + shown.texts.rest()
+            last.texts[last.token_id] = last.own._replace(name=text, text=text)
+        return tokens
+
+    def _chat_token(self, token: _Token) -> Json:
+        logprobs = token.logprobs
         assert logprobs is not None, "a chat has no prompt logprobs"
         num_top = self._request.states[0].params.logprobs or 0
-        top = [self._named(each, logprobs) for each, _ in _by_rank(logprobs)[:num_top]]
-        return {**self._named(token_id, logprobs), "top_logprobs": top}
 
-    def _named(self, token_id: int, logprobs: dict[int, Logprob]) -> Json:
-        logprob, spelled = _finite(logprobs[token_id]), list(self._spell(token_id))
-        return {"token": self._decode(token_id), "logprob": logprob, "bytes": spelled}
+        def named(token_id: int, logprob: Logprob) -> Json:
+            name, _, spelled = token.texts[token_id]
+            return {"token": name, "logprob": _finite(logprob), "bytes": list(spelled)}
+
+        top = [named(*each) for each in _by_rank(logprobs)[:num_top]]
+        return {**named(token.token_id, logprobs[token.token_id]), "top_logprobs": top}
+
+
+def _by_name(token: _Token) -> dict[str, float] | None:
+    """Return the likeliest tokens of a completion, by their names. OpenAI and vLLM drop all but one
+    of those that have one name. Here others are called `token_id:7`, so that a client sees whether
+    the token was the likeliest."""
+    if token.logprobs is None:
+        return None
+    by_name: dict[str, float] = {}
+    for token_id, logprob in _by_rank(token.logprobs):
+        name = token.texts[token_id].name
+        is_taken = name in by_name or name == token.own.name
+        if is_taken and token_id != token.token_id:
+            name = f"token_id:{token_id}"
+        by_name[name] = _finite(logprob)
+    return by_name
 
 
 def event(data: Json) -> bytes:
@@ -235,50 +284,6 @@ def _json(data: Json) -> bytes:
 
 
 LAST_EVENT = b"data: [DONE]\n\n"
-
-
-def token_decoder(tokenizer: Any) -> Callable[[int], str]:
-    """Return a function: text of one token. Without a tokenizer it is `token_id:7`, as in vLLM."""
-
-    @functools.lru_cache(maxsize=65536)
-    def decode(token_id: int) -> str:
-        if tokenizer is None:
-            return f"token_id:{token_id}"
-        known = known_tokens(tokenizer, [token_id])
-        text: str = tokenizer.decode(known, clean_up_tokenization_spaces=False)
-        return text
-
-    return decode
-
-
-def token_speller(tokenizer: Any) -> Callable[[int], bytes]:
-    """Return a function: bytes of one token. A token may be part of a character: it has bytes, no
-    text."""
-    decode = token_decoder(tokenizer)
-    byte_of = _bytes_of_letters()
-
-    @functools.lru_cache(maxsize=65536)
-    def spell(token_id: int) -> bytes:
-        text = decode(token_id)
-        if tokenizer is None or "\N{REPLACEMENT CHARACTER}" not in text:
-            return text.encode()
-        token: str = tokenizer.convert_ids_to_tokens(token_id)
-        if fallback := re.fullmatch("<0x([0-9A-F]{2})>", token):  # a byte token of SentencePiece
-            return bytes.fromhex(fallback[1])
-        if byte_of.keys() >= set(token):  # a token of byte-level BPE: one letter for each byte
-            return bytes(byte_of[letter] for letter in token)
-        return text.encode()
-
-    return spell
-
-
-def _bytes_of_letters() -> dict[str, int]:
-    """Map letters to bytes as GPT-2 does: visible bytes are themselves, others U+0100 and
-    following."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in visible]
-    letters = [*map(chr, visible), *(chr(256 + index) for index in range(len(others)))]
-    return dict(zip(letters, visible + others, strict=True))
 
 
 def _by_rank(logprobs: dict[int, Logprob]) -> list[tuple[int, Logprob]]:

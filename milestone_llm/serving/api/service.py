@@ -19,15 +19,16 @@ from milestone_llm.frontend.inputs import (
     check_vocabulary,
     encode_prompt,
 )
-from milestone_llm.structured.grammars import Grammars, compiling_thread
+from milestone_llm.structured.grammars import Grammars, compiling_threads
 
 from ..engine.client import EngineReport, EngineRequest
 from .async_engine import ApiRequest, AsyncEngine
-from .errors import ApiError
+from .errors import ApiError, deadline_passed
 from .live_page import LivePage
 from .protocol import ChatRequest, CompletionRequest, Message, num_characters
-from .response_bodies import Json, ResponseBodies, token_decoder, token_speller
+from .response_bodies import Json, ResponseBodies
 from .responses import ApiResponse
+from .token_texts import Vocabulary
 
 Prompt: TypeAlias = str | list[int] | list[Message]
 
@@ -60,13 +61,14 @@ class Service:
         num_tokens = min(self.max_model_len * engine.max_choices, MAX_ITEMS)
         num_values = num_parts + max(num_tokens, self.max_model_len)
         self.json_limits = num_parts, num_values
-        self.decode_token = token_decoder(self._tokenizer)
-        self.spell_token = token_speller(self._tokenizer)
+        self._vocabulary = Vocabulary(self._tokenizer)
         # Compiled in a thread of their own, so that tokenizing need not wait for it.
+        # What is left out of a schema is logged by the engine, which compiles it, too.
         self._grammars = Grammars(
-            copy.deepcopy(info.tokenizer), info.vocab_size, info.eos_token_ids
+            copy.deepcopy(info.tokenizer), info.vocab_size, info.eos_token_ids, is_logged=False
         )
-        self._compiling = compiling_thread()
+        self._grammars.warm_up()
+        self._compiling = compiling_threads()
         self.page = LivePage(engine, copy.deepcopy(info.tokenizer)) if has_page else None
 
     def about_model(self) -> Json:
@@ -103,21 +105,37 @@ class Service:
         arrival_time = time.perf_counter()
         self.check_model(body.model)
         prompts, n = body.prompts(), body.n or 1
-        request = self.engine.open_request(len(prompts) * n)
+        request = self.engine.open_request(len(prompts) * n, key_salt)
         try:
-            token_ids = [await self.encode(prompt, **body.encoding()) for prompt in prompts]
-            room = max(1, self.max_model_len - len(token_ids[0]))
-            params = body.params(room, key_salt)
-            await self._check_rule(params, body.rule_param)
+            prepared = self._prepare(body, prompts, key_salt)
+            token_ids, params = await asyncio.wait_for(prepared, body.deadline)
             request_id = f"{body.id_prefix}-{uuid.uuid4().hex}"
             echoed = [text for text in await self._echoed(body, token_ids) for _ in range(n)]
             self._start(request, request_id, token_ids, params, body, arrival_time)
-        except BaseException:
+        except BaseException as error:
             request.close()
+            if isinstance(error, asyncio.TimeoutError):
+                raise deadline_passed(body.deadline) from None
             raise
-        tokens = self.decode_token, self.spell_token
-        bodies = ResponseBodies(request, request_id, self.model, body, echoed, *tokens)
+        bodies = ResponseBodies(request, request_id, self.model, body, echoed, self._vocabulary)
         return ApiResponse(request, bodies, bool(body.stream), self._tokenizing)
+
+    async def _prepare(
+        self,
+        body: CompletionRequest | ChatRequest,
+        prompts: Sequence[Prompt],
+        key_salt: str,
+    ) -> tuple[list[list[int]], SamplingParams]:
+        """Return the token ids of each prompt, and the parameters. The grammar is compiled.
+
+        Raises:
+            ApiError: a value is not valid.
+        """
+        token_ids = [await self.encode(prompt, **body.encoding()) for prompt in prompts]
+        room = max(1, self.max_model_len - len(token_ids[0]))
+        params = body.params(room, key_salt)
+        await self._check_rule(params, body.rule_param)
+        return token_ids, params
 
     async def _echoed(
         self, body: CompletionRequest | ChatRequest, prompts: Sequence[list[int]]
@@ -214,8 +232,8 @@ class Service:
             try:
                 token_ids = await run(self._tokenizing, self._encode, text, *options)
             except InputError as error:
-                named = str(error).split()[0]
-                param = named if named == "chat_template_kwargs" else param
+                named = str(error).split()[0].rstrip(":")
+                param = named if named in ("chat_template_kwargs", "tools") else param
                 raise ApiError(400, str(error), param=param) from None
         try:
             if is_computed:
@@ -236,7 +254,7 @@ class Service:
         self._check_length(prompt, param, {**(template_kwargs or {}), "tools": tools})
         if isinstance(prompt, str):
             return encode_prompt(self._tokenizer, prompt, False, adds_special)
-        messages = [each.as_text(index) for index, each in enumerate(prompt)]
+        messages = [each.as_dict() for each in prompt]
         return encode_prompt(self._tokenizer, messages, False, True, template_kwargs, tools)
 
     def _check_length(self, prompt: str | list[Message], param: str, variables: Json) -> None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic_core import from_json
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.structured import StructuredOutputsParams
@@ -21,6 +21,7 @@ from milestone_llm.structured import StructuredOutputsParams
 from .errors import ApiError
 
 _BEGIN = re.compile(r'\{"name": "([^"]*)", "arguments": ')
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -29,6 +30,8 @@ class JsonSchema(BaseModel):
 
     name: str | None = Field(None, max_length=1024)
     schema_: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+    """True: the schema is refused if the grammar cannot say all of it. Else that is left out."""
 
 
 class ResponseFormat(BaseModel):
@@ -66,6 +69,8 @@ class Function(Named):
 
     parameters: dict[str, Any] | None = None
     """JSON schema of the arguments; None: it has no arguments."""
+    strict: bool | None = None
+    """As that of `JsonSchema`."""
 
 
 class Tool(BaseModel):
@@ -103,13 +108,16 @@ def structured_params(
         if response_format.json_schema is None:
             text = "response_format of type json_schema needs json_schema.schema"
             raise ApiError(400, text, param=param)
-        given["json"] = response_format.json_schema.schema_
-    if structured_outputs is not None and structured_outputs.model_fields_set:
-        if given:
-            text = "give either response_format or structured_outputs"
-            raise ApiError(400, text, param="structured_outputs")
-        param = "structured_outputs"
-        given = structured_outputs.model_dump(by_alias=True)
+        wanted = response_format.json_schema
+        given["json"] = wanted.schema_ if wanted.strict else _lenient(wanted.schema_)
+    ours: dict[str, Any] = {}
+    if structured_outputs is not None:
+        ours = structured_outputs.model_dump(by_alias=True, exclude_none=True)
+    if given and ours:
+        text = "give either response_format or structured_outputs"
+        raise ApiError(400, text, param="structured_outputs")
+    if ours:
+        param, given = "structured_outputs", ours
     return _params(param, **given) if given else None
 
 
@@ -151,7 +159,20 @@ def _grammar(function: Function) -> str:
     refer."""
     begin = json.dumps(f'{{"name": "{function.name}", "arguments": ')
     schema = _NO_PARAMETERS if function.parameters is None else function.parameters
-    return f'{begin} %json {json.dumps(schema)} "}}"'
+    kinds = schema.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        text = f"tools: parameters of {function.name} must have the type object, got {kinds!r:.200}"
+        raise ApiError(400, text, param="tools")
+    of_object = {**schema, "type": "object"}  # clients take arguments by name
+    wanted = of_object if function.strict else _lenient(of_object)
+    return f'{begin} %json {json.dumps(wanted)} "}}"'
+
+
+def _lenient(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
+    """Return a schema that gives llguidance leave to leave out what it does not know."""
+    if isinstance(schema, bool) or not isinstance(schema.get("x-guidance", {}), dict):
+        return schema
+    return {**schema, "x-guidance": {"lenient": True, **schema.get("x-guidance", {})}}
 
 
 def read_call(text: str, is_ended: bool) -> tuple[str | None, str]:
@@ -165,40 +186,14 @@ def read_call(text: str, is_ended: bool) -> tuple[str | None, str]:
     if (begin := _BEGIN.match(text)) is None:
         return None, ""
     arguments = text[begin.end() :]
-    if arguments.endswith("}") and (not is_ended or is_json(arguments[:-1])):
+    if arguments.endswith("}") and (not is_ended or is_complete(arguments[:-1])):
         arguments = arguments[:-1]
     return begin[1], arguments
 
 
-def is_json(text: str) -> bool:
-    """Return whether a text is a complete JSON value."""
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def with_read_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message for a chat template: the arguments of its calls become values, not texts.
-
-    Raises:
-        ApiError: the calls do not have the form that this server answers with.
-    """
-    if not (calls := message.get("tool_calls")):
-        return message
-    try:
-        read = [
-            {**call, "function": {**call["function"], "arguments": _value_of(call["function"])}}
-            for call in calls
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        text = "messages: tool_calls is a list of calls, each with function.name and "
-        text += f"function.arguments, a JSON text: {error}"
-        raise ApiError(400, text, param="messages") from None
-    return {**message, "tool_calls": read}
-
-
-def _value_of(function: dict[str, Any]) -> Any:
-    arguments = function["arguments"]
-    return from_json(arguments or "{}") if isinstance(arguments, str) else arguments
+def is_complete(text: str) -> bool:
+    """Return whether the beginning of a JSON object is all of it. It may be nested to any depth, so
+    brackets are counted."""
+    brackets = Counter(_STRING.sub("", text))
+    depth = brackets["{"] + brackets["["] - brackets["}"] - brackets["]"]
+    return bool(text) and depth == 0 and '"' not in brackets

@@ -1,19 +1,22 @@
 """Fields that clients send and this server does not support.
 
-Fields that OpenAI or vLLM have are rejected by name, unless their value asks for nothing: an answer
-that silently lacks its tools would be worse than an error. Other fields are ignored and logged.
+Fields that OpenAI, vLLM, SGLang or llama.cpp have are rejected by name, unless their value asks for
+nothing: an answer that silently lacks its tools would be worse than an error. Other fields are
+ignored and logged.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any
 
 from .errors import MAX_CHARACTERS, ApiError
 
 log = logging.getLogger(__name__)
+
+MAX_NAMED = 1024
+"""Most unknown fields that are named in the log."""
 
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
@@ -27,24 +30,30 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),  # in chats
+    "ebnf": (),
     "function_call": ("none",),
     "functions": ([],),
+    "grammar": (),
     "guided_choice": (),
+    "guided_decoding": (),
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
     "include_stop_str_in_output": (False,),
+    "json_schema": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
     "modalities": (["text"],),
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
+    "regex": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
     "store": (False,),
+    "structural_tag": (),
     "structured_outputs": ({},),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),  # without a chat
@@ -74,15 +83,32 @@ def refuse_unsupported(body: dict[str, Any], supported: Container[str]) -> None:
 
 
 def warn_of_unknown(body: dict[str, Any], known: Container[str]) -> None:
-    """Log which fields of a body are ignored; the same fields are logged once."""
-    names = [name for name in body if name not in known and name not in _ASKS_FOR_NOTHING]
-    if names:
-        _warn_once(ascii(sorted(names))[:MAX_CHARACTERS])
+    """Log which fields of a body are ignored; each is logged once."""
+    _unknown_fields.note(
+        name for name in body if name not in known and name not in _ASKS_FOR_NOTHING
+    )
 
 
-@functools.lru_cache
-def _warn_once(names: str) -> None:
-    log.warning("These fields of a request are not known here, and were ignored: %s", names)
+class UnknownFields:
+    """Names of ignored fields that the log has named. It names `MAX_NAMED` at most, so that clients
+    can fill neither the log nor the memory."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+
+    def note(self, names: Iterable[str]) -> None:
+        """Log those of the names that have not been logged."""
+        new = sorted({ascii(name)[:MAX_CHARACTERS] for name in names} - self._named)
+        new = new[: MAX_NAMED - len(self._named)]
+        self._named.update(new)
+        if new:
+            text = f"[{', '.join(new)}]"[:MAX_CHARACTERS]
+            log.warning("These fields of a request are not known here, and were ignored: %s", text)
+            if len(self._named) == MAX_NAMED:
+                log.warning("%d such fields have been named; others will not be", MAX_NAMED)
+
+
+_unknown_fields = UnknownFields()
 
 
 def unsupported(name: str) -> ApiError:

@@ -66,7 +66,7 @@ class AdmissionMiddleware:
         if length.isdigit():
             self._bodies.check(int(length))
         if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
-            self._engine.check_room()
+            self._engine.check_room(key_salt=salt or "")
 
     def _check_host(self, host: str) -> None:
         try:

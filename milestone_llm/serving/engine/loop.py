@@ -25,7 +25,7 @@ import torch
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.structured.grammars import compiling_thread
+from milestone_llm.structured.grammars import compiling_threads
 from milestone_llm.trace.tracer import Tracer
 
 from .client import (
@@ -68,24 +68,31 @@ class EngineLoop:
         self._sending = Sender()
         self._driver = engine.driver
         self._driver.attach(self._sending)
-        self._compiling = compiling_thread()
+        self._compiling = compiling_threads()
+        self._uncompiled: set[str] = set()
+        """Ids of new requests whose grammars are being compiled."""
         self._num_failures = 0
         self._page_tracer: Tracer | None = None
 
     # -- in any thread -----------------------------------------------------------------------
 
-    def prepare(self, requests: list[EngineRequest]) -> None:
-        """Compile the grammars of new requests while steps go on. The caller waits for it."""
-        rule_of = self._engine.input_processor.grammars.rule_of
-        for request in requests:
-            if request.params.structured_outputs is not None:
-                with contextlib.suppress(InputError):  # `add_requests` will report it
-                    self._compiling.submit(rule_of, request.params).result()
-
     def add_requests(self, requests: list[EngineRequest]) -> None:
-        """Queue requests. If the engine rejects one, a message says so."""
+        """Queue requests. If the engine rejects one, a message says so.
+
+        Nobody waits while a grammar is compiled, except its own request: it is queued afterwards.
+        """
         for request in requests:
-            self._order(self._add, request)
+            if request.params.structured_outputs is None:
+                self._order(self._add, request)
+            else:
+                self._uncompiled.add(request.request_id)
+                self._compiling.submit(self._compile, request)
+
+    def _compile(self, new: EngineRequest) -> None:
+        """Compile the grammar of a request, then queue it. Called in a thread for compiling."""
+        with contextlib.suppress(Exception):  # `_add` will report it
+            self._engine.input_processor.grammars.rule_of(new.params)
+        self._order(self._add_compiled, new)
 
     def abort(self, request_id: str) -> None:
         """End a request in any state. Its memory is free before the next step."""
@@ -135,6 +142,7 @@ class EngineLoop:
                 self._try(self._step)
         for request_id in self._sending.request_ids():
             self._try(partial(self._abort, request_id))
+        self._compiling.shutdown(wait=False, cancel_futures=True)
 
     def _try(self, work: Callable[[], None]) -> None:
         """Do some work, and survive a failure, but not `MAX_FAILURES` in a row.
@@ -179,6 +187,11 @@ class EngineLoop:
             self._sending.refuse(new, Refusal(text, 500))
             raise
 
+    def _add_compiled(self, new: EngineRequest) -> None:
+        if new.request_id in self._uncompiled:  # else it was aborted meanwhile
+            self._uncompiled.remove(new.request_id)
+            self._add(new)
+
     def _queue(self, new: EngineRequest) -> None:
         completions = self._engine.input_processor.make(
             new.prompt_token_ids, new.params, new.request_id, new.priority
@@ -187,6 +200,7 @@ class EngineLoop:
         self._sending.add(new)
 
     def _abort(self, request_id: str) -> None:
+        self._uncompiled.discard(request_id)
         # Forks are ended before the completion they fork from.
         self._finish(self._sending.completion_ids(request_id)[::-1], "abort")
 

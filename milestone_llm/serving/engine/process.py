@@ -81,6 +81,7 @@ class EngineSpec:
                 self.model, runner=self.runner, **self.fields
             )
             engine.warm_up()
+            engine.input_processor.grammars.warm_up()
         if isinstance(engine.tracer, Tracer):
             engine.tracer.keep_no_records()  # a server runs too long to keep them
         freeze_gc_heap()
@@ -300,7 +301,6 @@ def _run_loop(loop: EngineLoop, orders: Queue[tuple[str, Any] | None], pipe: Con
 def _pass_on(loop: EngineLoop, order: str, content: Any, send: Callable[[str, Any], None]) -> None:
     """Call the method that was called on `EngineProcess`. The loop's thread sends its answers."""
     if order == "add":
-        loop.prepare(content)
         loop.add_requests(content)
     elif order == "abort":
         loop.abort(content)

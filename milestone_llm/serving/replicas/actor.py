@@ -14,6 +14,7 @@ from dataclasses import replace
 from ray import serve
 
 from milestone_llm.cli import model_libraries
+from milestone_llm.core.outputs import EngineCoreOutput
 
 from ..engine.client import (
     EngineCoreOutputs,
@@ -68,11 +69,16 @@ class Replica:
         (report,) = await asyncio.wrap_future(self._loop.report())
         return replace(report, engine=self._name)
 
-    def end_completion(self, completion_id: str) -> None:
+    async def end_completion(self, completion_id: str) -> None:
         """End a completion after a stop string. It may belong to another replica: then do
-        nothing."""
-        if completion_id in self._queues:
+        nothing.
+
+        The engine reports no end that HTTP has told it, so `generate` is told here.
+        """
+        if (queue := self._queues.get(completion_id)) is not None:
             self._loop.end_completion(completion_id)
+            end = EngineCoreOutput(completion_id, finish_reason="stop")
+            queue.put_nowait(EngineCoreOutputs(others=[end]))
 
     async def generate(
         self, request: EngineRequest, routing: Routing

@@ -8,70 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from transformers import PreTrainedModel
 
 import m1_single
 import m5_kernels
+from gguf_helpers import SIZES, TYPES, write_gguf
 from m1_single import SamplingParams
 from m5_kernels import demo
 from m5_kernels.extras.quantization import int4_weight
-from m5_kernels.extras.quantization.gguf_file import GGUFFile
+from m5_kernels.extras.quantization.gguf_file import FileWeight, GGUFFile, TensorLocation
 from m5_kernels.extras.quantization.int4_weight import Int4Weight
 from milestone_llm.core.errors import InputError
 from milestone_llm.models.gguf_cache import INDEX, tensor_index
 from milestone_llm.models.tiny_models import build_tiny_model
-
-TYPES = gguf.GGMLQuantizationType
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
-SIZES |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256}
-
-
-def write(path: Path, model: PreTrainedModel, quantized: TYPES, head: TYPES = TYPES.Q8_0) -> None:
-    """A GGUF file of a tiny llama, whose weights become those of the file.
-
-    Rows of queries and keys go into the file in llama.cpp's order.
-    """
-    config, state = model.config, model.state_dict()
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    kinds = {
-        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-        "mlp.down_proj": "ffn_down",
-    }  # fmt: skip
-    for layer in range(config.num_hidden_layers):
-        names |= {f"model.layers.{layer}.{k}": f"blk.{layer}.{v}" for k, v in kinds.items()}
-    for name, weight in state.items():
-        own = names[name.removesuffix(".weight")]
-        if own == "output" and config.tie_word_embeddings:
-            continue
-        numbers = weight.numpy()
-        if numbers.ndim == 1:
-            writer.add_tensor(f"{own}.weight", numbers)
-            continue
-        heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
-        num_heads = heads.get(own.split(".")[-1])
-        if num_heads:
-            halves = numbers.reshape(num_heads, 2, -1, numbers.shape[1])
-            numbers = halves.swapaxes(1, 2).reshape(numbers.shape)
-        kind = head if own in ("token_embd", "output") else quantized
-        data = gguf.quantize(np.ascontiguousarray(numbers), kind)
-        writer.add_tensor(f"{own}.weight", data, raw_dtype=kind)
-        numbers = gguf.dequantize(data, kind)
-        if num_heads:
-            halves = numbers.reshape(num_heads, -1, 2, numbers.shape[1])
-            numbers = halves.swapaxes(1, 2).reshape(numbers.shape)
-        weight.copy_(torch.from_numpy(numbers))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 @pytest.fixture(params=[(TYPES.Q4_1, True), (TYPES.Q4_0, False), (TYPES.Q8_0, True)], ids=str)
@@ -82,7 +33,7 @@ def saved(
     kind, is_tied = request.param
     model = build_tiny_model("llama", tie_word_embeddings=is_tied, **SIZES)
     with torch.no_grad():
-        write(tmp_path / "tiny.gguf", model, kind)
+        write_gguf(tmp_path / "tiny.gguf", model, kind)
     folder = tmp_path / "converted"
     model.save_pretrained(folder)
     (folder / INDEX).write_text(json.dumps(tensor_index(tmp_path / "tiny.gguf")))
@@ -119,6 +70,21 @@ def test_products(saved: tuple[Path, Any], num_tokens: int) -> None:
         assert (product - wanted).norm() / wanted.norm() < most
 
 
+@pytest.mark.parametrize("kind", [TYPES.Q4_0, TYPES.Q4_1, TYPES.Q8_0], ids=str)
+def test_unpacking_for_many_rows_loses_no_more_than_the_product_of_few(
+    kind: TYPES, tmp_path: Path
+) -> None:
+    data = gguf.quantize(torch.randn(128, 256).numpy(), kind)
+    data.tofile(tmp_path / "matrix")
+    location = TensorLocation(kind.name, (128, 256), 0, data.nbytes)
+    weight = Int4Weight(128, 256, FileWeight(tmp_path / "matrix", location, None).int4_groups)
+    hidden = torch.randn(130, 256).bfloat16()
+    wanted = hidden.double() @ torch.from_numpy(gguf.dequantize(data, kind)).double().T
+    few = torch.cat([weight.product(hidden[:65]), weight.product(hidden[65:])])
+    errors = [(product - wanted).norm() for product in (few, weight.product(hidden))]
+    assert errors[1] < 1.5 * errors[0]
+
+
 def test_tokens_are_those_of_the_model_with_the_same_numbers(saved: tuple[Path, Any]) -> None:
     path, model = saved
     prompts = [[7, 3, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9]]
@@ -153,6 +119,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
         m5_kernels.EngineConfig(quantization="gguf", tensor_parallel_size=2)
     model = build_tiny_model("llama", **SIZES)
     with torch.no_grad():
-        write(tmp_path / "tiny.gguf", model, TYPES.Q5_0)
+        write_gguf(tmp_path / "tiny.gguf", model, TYPES.Q5_0)
     with pytest.raises(InputError, match="Q5_0"):
         GGUFFile(tmp_path / "tiny.gguf", tensor_index(tmp_path / "tiny.gguf"))
+
+
+@pytest.mark.parametrize("other", ["attn_k", "ffn_up"])
+def test_four_and_eight_bits_in_one_product_are_refused(
+    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    write_gguf(tmp_path / "tiny.gguf", build_tiny_model("llama", **SIZES), {other: TYPES.Q4_1})
+    with pytest.raises(InputError, match="as many bits"):
+        m5_kernels.LLMEngine(str(tmp_path / "tiny.gguf"), quantization="gguf", device="cpu")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import m4_prefix_chunked
 import m5_kernels
@@ -22,6 +23,8 @@ from m5_kernels.extras.quantization.hopper_int8_tiles import (
 )
 from m5_kernels.extras.quantization.int8_method import Int8Linear
 from m5_kernels.extras.quantization.int8_weight import NUM_ARRIVALS, Int8Weight
+from milestone_llm.core.errors import InputError
+from milestone_llm.models.hub_files import safetensors_files
 from milestone_llm.models.tiny_models import build_tiny_model
 
 
@@ -113,6 +116,65 @@ def test_a_folder_is_read_matrix_by_matrix(tmp_path: Any) -> None:
     assert tokens(engine.generate(prompts, greedy(8))) == tokens(
         int8_engine(model).generate(prompts, greedy(8))
     )
+
+
+@pytest.mark.parametrize("is_in_shards", [False, True])
+def test_of_a_folder_those_files_are_read_that_hugging_face_reads(
+    is_in_shards: bool, tmp_path: Any
+) -> None:
+    model = build_tiny_model("llama")
+    model.save_pretrained(tmp_path, max_shard_size="100KB" if is_in_shards else "1GB")
+    other = build_tiny_model("llama", seed=1).state_dict()
+    save_file(other, tmp_path / "zz_old.safetensors")
+    save_file(
+        {"layers.0.attention.wq.weight": torch.ones(3)}, tmp_path / "consolidated.safetensors"
+    )
+    if not is_in_shards:  # an index of files that were merged
+        (tmp_path / "model.safetensors.index.json").write_text("{}")
+    prompts = random_prompts([5, 12])
+    expected = tokens(int8_engine(model).generate(prompts, greedy(8)))
+    assert tokens(int8_engine(str(tmp_path), dtype="float32").generate(prompts, greedy(8))) == (
+        expected
+    )
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (None, "neither model.safetensors nor model.safetensors.index.json"),
+        ("{", "index.json is damaged"),
+        ('{"metadata": {}}', "index.json is damaged"),
+        ('{"weight_map": {"lm_head.weight": "../other/a.safetensors"}}', "index.json is damaged"),
+        ('{"weight_map": {"lm_head.weight": "a.safetensors"}}', "lacks the file a.safetensors"),
+    ],
+)
+def test_without_the_files_that_the_index_names_a_folder_is_refused(
+    index: str | None, message: str, tmp_path: Any
+) -> None:
+    build_tiny_model("llama").save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "zz_old.safetensors")
+    if index is not None:
+        (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(InputError, match=message):
+        int8_engine(str(tmp_path))
+
+
+def test_of_a_repository_only_the_files_that_the_index_names_are_fetched(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build_tiny_model("llama").save_pretrained(tmp_path, max_shard_size="100KB")
+    (tmp_path / "consolidated.safetensors").touch()
+    fetched = []
+
+    def fetch(source: str, name: str, **options: Any) -> str | None:
+        fetched.append(name)
+        return str(tmp_path / name) if (tmp_path / name).exists() else None
+
+    monkeypatch.setattr("milestone_llm.models.hub_files.cached_file", fetch)
+    files = safetensors_files("somebody/some-model")
+    assert [file.name for file in files] == sorted(path.name for path in tmp_path.glob("model-*"))
+    index = "model.safetensors.index.json"
+    assert fetched == ["model.safetensors", index, *(file.name for file in files)]
 
 
 @pytest.mark.gpu

@@ -15,7 +15,15 @@ import pytest
 
 import m4_prefix_chunked
 import m5_kernels
-from helpers.engines import assert_empty, greedy, make_engine, random_prompts, tiny_model
+from helpers.engines import (
+    assert_empty,
+    break_at_call,
+    greedy,
+    make_engine,
+    random_prompts,
+    run_to_end,
+    tiny_model,
+)
 from helpers.m5_models import RecomputedGraphs, circling, facts, nearly, workload
 from m1_single import SamplingParams
 from m4_prefix_chunked.ngram import NgramProposer
@@ -153,3 +161,19 @@ def test_families_without_a_fused_decoder_guess_as_well(is_pipelined):
     wanted = [output.token_ids for output in plain.generate(prompts, greedy(30))]
     assert [output.token_ids for output in made.generate(prompts, greedy(30))] == wanted
     assert made.stats()["spec_decode_num_accepted_tokens"] > 0
+
+
+def test_after_a_step_with_drafts_that_failed_the_next_requests_get_their_tokens(monkeypatch):
+    """The device is told anew which position is which draft token."""
+    prompts = [[1, 2, 3, 4, 5] * 4, [9, 8, 7] * 5, [3, 1] * 8]
+    wanted = [output.token_ids for output in engine().generate(prompts, greedy(30))]
+    made = engine(speculation="ngram", async_scheduling=True, trace="memory")
+    made.add_request(prompts[0], greedy(40))
+    while not made.stats()["spec_decode_num_accepted_tokens"]:
+        made.step()
+    with monkeypatch.context() as patch:
+        break_at_call(patch, made.runner, "launch", {1}, OSError("the device is gone"))
+        with pytest.raises(OSError, match="the device is gone"):
+            made.step()
+    run_to_end(made)
+    assert [output.token_ids for output in made.generate(prompts, greedy(30))] == wanted

@@ -1,0 +1,177 @@
+"""What a GGUF file says and transformers' reader passes over.
+
+That reader takes the shape of a model from the metadata, and the tensors that the model has. Scaled
+positions, further tokens that end a text, and tensors without a place change the text as well. Here
+they are taken into the model's config, or refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from milestone_llm.core.errors import InputError
+
+log = logging.getLogger(__name__)
+
+_END_TOKENS = ("eos", "eot", "eom")
+"""llama.cpp ends a text at each: end of sequence, of a turn, of a message."""
+_ROPE_TENSOR = re.compile(r"\b(rope_freqs|rope_factors_\w+)\b")
+_READ_ELSEWHERE = re.compile(
+    _ROPE_TENSOR.pattern + r"|\battn_rot_embd\b"  # the frequencies, in old files
+    r"|_(exps|projs)\.|^output\.weight$"  # experts, GPT-2's head: transformers has rules for them
+)
+
+
+def value_of(reader: Any, key: str) -> Any:
+    """Return the value of a file's key; None if it has no such key."""
+    field = reader.fields.get(key)
+    return None if field is None else field.contents()
+
+
+def check_layers(reader: Any) -> None:
+    """Check that the file's tensors are of no more layers than it says.
+
+    Raises:
+        InputError: there are more, of which transformers would read only the first.
+    """
+    num_layers = value_of(reader, f"{value_of(reader, 'general.architecture')}.block_count")
+    layers = [re.match(r"blk\.(\d+)\.", tensor.name) for tensor in reader.tensors]
+    last = max((int(layer[1]) for layer in layers if layer), default=-1)
+    if num_layers is not None and last >= num_layers:
+        raise InputError(f"block_count is {num_layers}, and there are tensors of layer {last}")
+
+
+def complete_config(model: PreTrainedModel, reader: Any) -> None:
+    """Put scaled positions and all tokens that end a text into the config of a model that
+    transformers has read.
+
+    Raises:
+        InputError: the positions are scaled in a way that Hugging Face's models do not compute.
+    """
+    scaling = rope_scaling(reader, model.config)
+    if scaling:
+        model.config.rope_parameters = {**model.config.rope_parameters, **scaling}
+    ids = model.generation_config.eos_token_id or model.config.eos_token_id or []
+    ends = {ids} if isinstance(ids, int) else {*ids}
+    ends |= {value_of(reader, f"tokenizer.ggml.{name}_token_id") for name in _END_TOKENS}
+    known = sorted(end for end in ends if end is not None and 0 <= end < model.config.vocab_size)
+    if len(known) > 1:
+        model.generation_config.eos_token_id = known
+
+
+def check_tensors(model: PreTrainedModel, reader: Any) -> None:
+    """Check that transformers' reader had a place for all tensors of a file.
+
+    Raises:
+        InputError: it had none for a bias, a scale, or a tensor of a layer. Others are warned of.
+    """
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
+
+    architecture = value_of(reader, "general.architecture")
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(model.config.to_dict())
+    places = get_gguf_hf_weights_map(model, processor)
+    names = [tensor.name for tensor in reader.tensors]
+    unread = [name for name in names if name not in places and not _READ_ELSEWHERE.search(name)]
+    changing = [name for name in unread if re.search(r"^blk\.|\.bias$|scale$", name)]
+    if changing:
+        raise InputError(
+            f"{model.config.model_type} has no place for {len(changing)} tensors, without which "
+            f"the results are others: {', '.join(changing[:5])}"
+        )
+    if unread:
+        log.warning("the GGUF file has tensors that are not read: %s", ", ".join(unread[:5]))
+
+
+def rope_scaling(reader: Any, config: PretrainedConfig) -> dict[str, Any]:
+    """Return how a file scales positions, as entries of `rope_parameters`; empty if it does not.
+
+    Raises:
+        InputError: it does so in a way that is not known here.
+    """
+    architecture = value_of(reader, "general.architecture")
+    if architecture == "gpt-oss":  # transformers reads it
+        return {}
+    by_keys = _scaling_of_keys(reader, architecture, config)
+    by_tensors = _scaling_of_tensors(reader, config)
+    if by_keys and by_tensors:
+        raise InputError("rope.scaling and rope_freqs both scale positions, which is not known")
+    return by_keys or by_tensors
+
+
+def _scaling_of_keys(reader: Any, architecture: str, config: PretrainedConfig) -> dict[str, Any]:
+    start = f"{architecture}.rope.scaling."
+    fields = {
+        key.removeprefix(start): value_of(reader, key)
+        for key in reader.fields
+        if key.startswith(start)
+    }
+    kind = fields.pop("type", "linear")  # as in llama.cpp
+    factor = fields.pop("factor", None) or value_of(reader, f"{architecture}.rope.scale_linear")
+    context = fields.pop("original_context_length", None) or config.max_position_embeddings
+    fields.pop("finetuned", None)
+    if kind == "none" or (kind == "linear" and factor in (None, 0, 1)):
+        return {}
+    is_plain = factor is not None and math.isfinite(factor) and factor >= 1
+    is_plain &= fields.pop("attn_factor", 1) == 1 and (kind == "linear" or not fields)
+    if kind not in ("linear", "yarn") or not is_plain or not _has_one_rope(config):
+        also = f", {', '.join(fields)}" if fields else ""
+        raise InputError(
+            f"rope.scaling.type {kind!r} (factor {factor}{also}) of {architecture} is not known"
+        )
+    scaling = {"rope_type": kind, "factor": float(factor)}
+    return scaling if kind == "linear" else {**scaling, "original_max_position_embeddings": context}
+
+
+def _scaling_of_tensors(reader: Any, config: PretrainedConfig) -> dict[str, Any]:
+    """Return the scaling that gives the file's factors: of Llama 3, or a linear one.
+
+    llama.cpp's converter computes the factors from Llama 3's scaling, and keeps only them.
+    """
+    tensors = [tensor for tensor in reader.tensors if _ROPE_TENSOR.search(tensor.name)]
+    all_factors = [np.array(tensor.data, dtype=np.float64).ravel() for tensor in tensors]
+    changing = [factors for factors in all_factors if not np.all(factors == 1)]
+    if not changing:
+        return {}
+    name = tensors[0].name
+    if len(tensors) == 1 and "freqs" in name and _has_one_rope(config):
+        largest = float(changing[0].max())
+        if np.all(changing[0] == largest) and 0 < largest < math.inf:
+            return {"rope_type": "linear", "factor": largest}
+        for exponent in range(5, 21):
+            scaling = {
+                "rope_type": "llama3",
+                "factor": largest,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 2**exponent,
+            }
+            factors = _llama3_factors(config, scaling)
+            if factors.shape == changing[0].shape and np.allclose(factors, changing[0], 1e-4, 0):
+                return scaling
+    raise InputError(f"{name} scales positions otherwise than Llama 3 does, which is not known")
+
+
+def _llama3_factors(config: PretrainedConfig, scaling: dict[str, Any]) -> np.ndarray:
+    scaled = copy.deepcopy(config)
+    scaled.rope_parameters = {**config.rope_parameters, **scaling}
+    frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](scaled, torch.device("cpu"))
+    exponents = np.arange(len(frequencies)) / len(frequencies)
+    return config.rope_parameters["rope_theta"] ** -exponents / frequencies.double().numpy()
+
+
+def _has_one_rope(config: PretrainedConfig) -> bool:
+    """Return whether a config has one kind of positions for all layers."""
+    return "rope_theta" in (getattr(config, "rope_parameters", None) or {})

@@ -1,0 +1,179 @@
+"""The text that llguidance compiles, made from a request's `StructuredOutputsParams`.
+
+JSON schemas are changed on the way. Blanks between two tokens of JSON are limited, since a model
+may otherwise write them until `max_tokens`. What would explode is refused. And where a schema says
+`"x-guidance": {"lenient": true}`, patterns that llguidance cannot compile are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+from milestone_llm.core.errors import InputError
+
+from .params import StructuredOutputsParams
+
+MAX_BLANKS = 32
+"""Most spaces, tabs and line ends between two tokens of JSON. It is enough for a line end, and for
+15 levels of indentation by two spaces."""
+MAX_REMAINDERS = 50_000
+"""Most remainders that the grammar of a schema with `multipleOf` may have to tell apart. So many
+take half a second."""
+
+_BLANKS = rf"[\x20\x0A\x0D\x09]{{1,{MAX_BLANKS}}}"
+_COMBINES = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
+"""Keys by which several `multipleOf` may become one, of their least common multiple."""
+_OF_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions"}
+"""Keys whose values are schemas by name."""
+_NO_SCHEMAS = {"const", "enum", "default", "examples", "x-guidance"}
+_LARK_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/|%json')
+"""Texts, comments and regexes of Lark's notation, in which `%json` means nothing; and `%json`."""
+_LARK_BLANKS = re.compile(r"(?:\s|(?://|#)[^\n]*)*")
+
+
+class GrammarSource(NamedTuple):
+    """What llguidance compiles."""
+
+    text: str
+    left_out: list[str]
+    """Patterns that schemas have and the text does not."""
+
+
+def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
+    """Return the text that llguidance compiles.
+
+    Raises:
+        InputError: it cannot be made, or it would take too long to compile.
+    """
+    left_out: list[str] = []
+    try:
+        return GrammarSource(_text(params, left_out), left_out)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"structured outputs cannot use this: {error!s:.500}") from None
+
+
+def _text(params: StructuredOutputsParams, left_out: list[str]) -> str:
+    from llguidance import LLMatcher, grammar_from
+
+    if params.regex is not None:
+        return LLMatcher.grammar_from_regex(params.regex)
+    if params.choice is not None:
+        texts = " | ".join(map(_quoted, params.choice))
+        return LLMatcher.grammar_from_lark(f"start: {texts}")
+    if params.grammar is not None:
+        return _with_schemas_prepared(grammar_from("grammar", params.grammar), left_out)
+    schema = json.loads(str(params.json or '{"type": "object"}'))
+    return LLMatcher.grammar_from_json_schema(json.dumps(_prepared(schema, left_out)))
+
+
+def _prepared(schema: Any, left_out: list[str]) -> Any:
+    """Return a JSON schema with a limit on blanks, and without what it gives leave to leave out.
+
+    Raises:
+        InputError: its `multipleOf` would take too long to compile.
+    """
+    if not isinstance(schema, dict):
+        return schema
+    _check_multiples(schema)
+    options = schema.get("x-guidance", {})
+    if not isinstance(options, dict):
+        return schema  # llguidance refuses it
+    if options.get("lenient") is True:
+        schema = _without_unknown_patterns(schema, left_out)
+    if "whitespace_flexible" not in options:
+        options = {"whitespace_pattern": _BLANKS, **options}
+    return {**schema, "x-guidance": options}
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")  # Lark has no raw one
+
+
+def _with_schemas_prepared(lark: str, left_out: list[str]) -> str:
+    """Return a grammar in Lark's notation in which each schema after `%json` is prepared."""
+    parts, end = [], 0
+    while (found := _LARK_PARTS.search(lark, end)) is not None:
+        parts.append(lark[end : found.end()])
+        end = found.end()
+        if found[0] == "%json":
+            blanks = _LARK_BLANKS.match(lark, end)
+            start = end if blanks is None else blanks.end()
+            schema, end = json.JSONDecoder().raw_decode(lark, start)
+            parts.append(f" {json.dumps(_prepared(schema, left_out))}")
+    return "".join([*parts, lark[end:]])
+
+
+def _check_multiples(schema: dict[str, Any]) -> None:
+    """Refuse a schema whose numbers have too many remainders: each needs a state of the grammar."""
+    multiples: list[Decimal] = []
+    keys: list[str] = []
+    for each in _dicts(schema):
+        keys += each
+        value = each.get("multipleOf")
+        if isinstance(value, int | float) and math.isfinite(value) and value > 0:
+            multiples.append(Decimal(str(value)))
+    if not multiples:
+        return
+    # 0.25 has 25 remainders, and 100 has 1: decimal digits after the last that counts are free.
+    digits = max(0, *(-int(each.as_tuple().exponent) for each in multiples))
+    wholes = [int(each.scaleb(digits)) for each in multiples]
+    if _COMBINES & set(keys):
+        wholes = [math.lcm(*wholes)]
+    largest = max(int(str(whole).rstrip("0")) for whole in wholes)
+    num_remainders = largest * (len(multiples) + keys.count("$ref"))
+    if num_remainders > MAX_REMAINDERS:
+        raise InputError(
+            f"structured outputs cannot use this: multipleOf makes {num_remainders:,} remainders; "
+            f"at most {MAX_REMAINDERS:,} are taken"
+        )
+
+
+def _dicts(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield all dicts within a JSON value: a `$ref` may make a schema of any of them."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            yield value
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+
+
+def _without_unknown_patterns(schema: Any, left_out: list[str]) -> Any:
+    """Return a schema without the patterns that llguidance cannot compile."""
+    if isinstance(schema, list):
+        return [_without_unknown_patterns(each, left_out) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        patterns = value if key == "patternProperties" else [value] if key == "pattern" else []
+        unknown = {each for each in patterns if isinstance(each, str) and not _is_pattern(each)}
+        left_out += sorted(unknown)
+        if key in _OF_SCHEMAS and isinstance(value, dict):
+            kept[key] = {
+                name: _without_unknown_patterns(each, left_out)
+                for name, each in value.items()
+                if name not in unknown
+            }
+        elif key in _NO_SCHEMAS:
+            kept[key] = value
+        elif not unknown:
+            kept[key] = _without_unknown_patterns(value, left_out)
+    return kept
+
+
+def _is_pattern(pattern: str) -> bool:
+    """Return whether llguidance can compile this pattern of a JSON schema."""
+    from llguidance import LLMatcher
+
+    schema = json.dumps({"type": "string", "pattern": pattern})
+    return not LLMatcher.validate_grammar(LLMatcher.grammar_from_json_schema(schema))

@@ -1,0 +1,238 @@
+"""Models of GGUF files are those that the files describe, in all milestones, or are refused.
+
+M1 to M4 take the converted file, as M5 does unless it is told to keep the file's bits.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import m1_single
+import m5_kernels
+from helpers.engines import greedy
+from milestone_llm.core.errors import InputError
+from milestone_llm.models.checkpoint import load_model, stop_token_ids
+from milestone_llm.models.tiny_models import build_tiny_model
+
+pytest.importorskip("gguf")
+
+from gguf_helpers import SIZES, write_gguf
+from helpers.m5_models import with_biases
+
+PROMPTS = [list(range(3, 63)), [9, 8, 7]]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def tokens_of(engine: Any) -> list[list[int]]:
+    return [output.token_ids for output in engine.generate(PROMPTS, greedy(10))]
+
+
+def engines(path: Path) -> list[Any]:
+    """M1's engine, and M5's with the bits of the file."""
+    own_bits = {"quantization": "gguf", "dtype": "float32", "device": "cpu"}
+    return [m1_single.LLMEngine(path, device="cpu"), m5_kernels.LLMEngine(str(path), **own_bits)]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_weights_go_to_their_places_in_each_architecture(family: str, tmp_path: Path) -> None:
+    # transformers' reader knows Qwen 3 with heads of 128 alone.
+    model = with_biases(family, **{**SIZES, "head_dim": 128 if family == "qwen3" else 16})
+    write_gguf(tmp_path / "tiny.gguf", model)
+    wanted = tokens_of(m1_single.LLMEngine(model, device="cpu"))
+    for engine in engines(tmp_path / "tiny.gguf"):
+        assert tokens_of(engine) == wanted
+
+
+# --- positions -----------------------------------------------------------------------------
+
+
+def llama3_factors(factor: float, original: int) -> np.ndarray:
+    """What llama.cpp's converter computes from a `rope_scaling` of Llama 3.1 (heads of 16)."""
+    factors = []
+    for index in range(8):
+        wavelength = 2 * math.pi * 10000 ** (index / 8)
+        smooth = min(max((original / wavelength - 1) / 3, 0), 1)
+        factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, np.float32)
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 256,
+}
+LINEAR: dict[str, Any] = {
+    "{family}.rope.scaling.type": "linear",
+    "{family}.rope.scaling.factor": 4.0,
+}
+YARN: dict[str, Any] = {
+    "{family}.rope.scaling.type": "yarn",
+    "{family}.rope.scaling.factor": 4.0,
+    "{family}.rope.scaling.original_context_length": 64,
+}
+FREQS = "rope_freqs.weight"
+SCALED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "linear": (LINEAR, {}, {"rope_type": "linear", "factor": 4.0}),
+    "linear, in old files": (
+        {"{family}.rope.scale_linear": 4.0},
+        {},
+        {"rope_type": "linear", "factor": 4.0},
+    ),
+    "linear, by factors": (
+        {},
+        {FREQS: np.full(8, 4, np.float32)},
+        {"rope_type": "linear", "factor": 4.0},
+    ),
+    "yarn": (
+        YARN,
+        {},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    ),
+    "Llama 3.1": ({}, {FREQS: llama3_factors(8, 256)}, {**LLAMA3, "factor": 8.0}),
+    "Llama 3.2": ({}, {FREQS: llama3_factors(32, 256)}, {**LLAMA3, "factor": 32.0}),
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_scaled_positions_are_those_of_the_file(kind: str, tmp_path: Path) -> None:
+    fields, tensors, scaling = SCALED[kind]
+    model = build_tiny_model("llama", **SIZES)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, model, fields=fields, tensors=tensors)
+    config = copy.deepcopy(model.config)
+    config.rope_parameters = {**config.rope_parameters, **scaling}
+    scaled = type(model)(config).eval().requires_grad_(False)
+    scaled.load_state_dict(model.state_dict())
+    ids = torch.tensor([PROMPTS[0]])
+    assert (model(ids).logits - scaled(ids).logits).abs().max() > 0.5
+    torch.testing.assert_close(
+        load_model(path, device="cpu").model(ids).logits, scaled(ids).logits, atol=2e-3, rtol=0
+    )
+    wanted = tokens_of(m1_single.LLMEngine(scaled, device="cpu"))
+    for engine in engines(path):
+        assert tokens_of(engine) == wanted
+
+
+@pytest.mark.parametrize(
+    ("fields", "tensors"),
+    [
+        ({"{family}.rope.scaling.type": "none"}, {}),
+        ({**LINEAR, "{family}.rope.scaling.factor": 1.0}, {}),
+        ({}, {FREQS: np.ones(8, np.float32)}),
+    ],
+)
+def test_positions_that_are_not_scaled_stay(
+    fields: dict[str, Any], tensors: dict[str, Any], tmp_path: Path
+) -> None:
+    model = build_tiny_model("llama", **SIZES)
+    write_gguf(tmp_path / "tiny.gguf", model, fields=fields, tensors=tensors)
+    wanted = tokens_of(m1_single.LLMEngine(model, device="cpu"))
+    for engine in engines(tmp_path / "tiny.gguf"):
+        assert tokens_of(engine) == wanted
+
+
+# --- refusals ------------------------------------------------------------------------------
+
+BIAS = {"blk.0.attn_q.bias": np.ones(64, np.float32)}
+LAYER = {f"blk.2.{name}.weight": np.ones(64, np.float32) for name in ("attn_norm", "ffn_norm")}
+HALF = np.array([1, 1, 1, 1, 8, 8, 2, 2], np.float32)
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "longrope": ({**YARN, "{family}.rope.scaling.type": "longrope"}, {}, "longrope"),
+    "yarn of its own": (
+        {**YARN, "{family}.rope.scaling.yarn_log_multiplier": 0.1},
+        {},
+        "yarn_log_multiplier",
+    ),
+    "yarn without a factor": ({"{family}.rope.scaling.type": "yarn"}, {}, "yarn"),
+    "a factor that is none": ({**LINEAR, "{family}.rope.scaling.factor": math.nan}, {}, "nan"),
+    "factors of nobody": ({}, {FREQS: HALF}, FREQS),
+    "long factors": ({}, {"rope_factors_long.weight": HALF}, "rope_factors_long.weight"),
+    "both": (LINEAR, {FREQS: llama3_factors(8, 256)}, "both"),
+    "a bias": ({}, BIAS, "blk.0.attn_q.bias"),
+    "a norm": ({}, {"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, "attn_q_norm"),
+    "a scale": ({}, {"blk.1.ffn_up.scale": np.ones(1, np.float32)}, "blk.1.ffn_up.scale"),
+    "a layer more": ({}, LAYER, "block_count is 2, and there are tensors of layer 2"),
+    "half of the layers": ({"{family}.block_count": 1}, {}, "block_count is 1"),
+    "layers too many": ({"{family}.block_count": 3}, {}, "lacks"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_file_of_which_only_a_part_would_be_taken_is_refused(kind: str, tmp_path: Path) -> None:
+    fields, tensors, message = REFUSED[kind]
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, build_tiny_model("llama", **SIZES), fields=fields, tensors=tensors)
+    for milestone, options in ((m1_single, {}), (m5_kernels, {"quantization": "gguf"})):
+        with pytest.raises(InputError, match=message) as error:
+            milestone.LLMEngine(str(path), device="cpu", **options)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fields"),
+    [
+        ({"hidden_size": 96, "num_attention_heads": 3, "head_dim": 32}, {}),
+        ({}, {"{family}.attention.layer_norm_rms_epsilon": math.nan}),
+    ],
+    ids=["heads", "nan"],
+)
+def test_numbers_that_make_no_model_are_refused_when_it_is_loaded(
+    sizes: dict[str, int], fields: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, build_tiny_model("llama", **{**SIZES, **sizes}), fields=fields)
+    for milestone, options in (
+        (m1_single, {}),
+        (m5_kernels, {}),
+        (m5_kernels, {"quantization": "gguf"}),
+        (m5_kernels, {"quantization": "int8"}),
+    ):
+        with pytest.raises(InputError):
+            milestone.LLMEngine(str(path), device="cpu", **options)
+
+
+# --- ends of a text, and the cache ---------------------------------------------------------
+
+
+def test_a_text_ends_at_each_token_that_the_file_names(tmp_path: Path) -> None:
+    ends = {"tokenizer.ggml.eot_token_id": 7, "tokenizer.ggml.eom_token_id": 11}
+    model = build_tiny_model("llama", **SIZES)
+    for name, fields, wanted in (
+        ("all", ends, {2, 7, 11}),
+        ("outside", {"tokenizer.ggml.eot_token_id": 300}, {2}),
+    ):
+        write_gguf(tmp_path / f"{name}.gguf", model, fields=fields)
+        for engine in engines(tmp_path / f"{name}.gguf"):
+            assert stop_token_ids(engine.model) == wanted
+            assert engine.eos_token_ids == wanted
+
+
+@pytest.mark.parametrize("keeps_times", [False, True])
+def test_a_file_that_is_rewritten_with_the_same_size_is_read_again(
+    keeps_times: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    models = [build_tiny_model("llama", seed=seed, **SIZES) for seed in range(2)]
+    sizes = set()
+    for model in models:
+        before = path.stat() if path.exists() else None
+        write_gguf(path, model)
+        if before is not None and keeps_times:  # as some programs that copy do
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        sizes.add(path.stat().st_size)
+        loaded = load_model(path, device="cpu").model
+        assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+    assert len(sizes) == 1
