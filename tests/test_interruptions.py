@@ -114,6 +114,19 @@ def test_an_interrupt_at_any_line_of_a_step_loses_nothing(package):
     assert num_interrupted > 10
 
 
+def test_an_interrupt_anywhere_in_the_driver_leaves_the_engine_to_other_threads():
+    engine = engine_of(PACKAGES[0])
+    for at in range(1, 40):
+        submit(engine)
+        with contextlib.suppress(KeyboardInterrupt), Interrupter(at, ("engine_driver.py",)):
+            engine.step()
+        other = threading.Thread(target=run_to_end, args=(engine,), daemon=True)
+        other.start()
+        other.join(60)
+        assert not other.is_alive(), at
+        assert not engine.has_unfinished_requests()
+
+
 # --- requests come and go ------------------------------------------------------------------------
 
 SHORT_STRIDE = 1 if os.environ.get("STORM") else 5

@@ -136,20 +136,10 @@ class EngineDriver:
         is_held = self._lock._is_owned()  # type: ignore[attr-defined]
         try:
             with self._lock:
-                try:
-                    self._begin()
-                    result = change(*args, **fields)
-                    self._hand_over(self.core.take_outputs())
-                    self.log.close_steps()
-                    self._end()
-                except BaseException as error:
-                    if isinstance(error, InputError) and change is not self.step:
-                        self._end()  # the input is refused, and nothing has changed
-                    else:
-                        self._restart_after(error)
-                    raise
-                return result
+                return self._change(change, *args, **fields)
         finally:
+            if self.is_inside():
+                self._owner = None
             if not is_held:
                 self._release()
 
@@ -202,6 +192,28 @@ class EngineDriver:
 
     # -- one thread at a time ----------------------------------------------------------------
 
+    def _change(
+        self,
+        change: Callable[Arguments, Result],
+        *args: Arguments.args,
+        **fields: Arguments.kwargs,
+    ) -> Result:
+        # A function of its own: Python 3.11 leaves a `try:` right behind `with` outside of both,
+        # and an exception in that moment would leave the lock held.
+        try:
+            self._begin()
+            result = change(*args, **fields)
+            self._hand_over(self.core.take_outputs())
+            self.log.close_steps()
+            self._end()
+        except BaseException as error:
+            if isinstance(error, InputError) and change is not self.step:
+                self._end()  # the input is refused, and nothing has changed
+            else:
+                self._restart_after(error)
+            raise
+        return result
+
     def _begin(self) -> None:
         self._owner = threading.get_ident()
         if self._is_torn:  # a change was interrupted, and so was the restart
@@ -215,8 +227,6 @@ class EngineDriver:
     def _release(self) -> None:
         """Release the lock. `with` would leave it held after Ctrl-C in the very moment in which
         `with` begins or ends."""
-        if self.is_inside():
-            self._owner = None
         with contextlib.suppress(RuntimeError):  # already free, as it should be, or another's
             self._lock.release()
 
