@@ -27,7 +27,7 @@ from .sampler import SamplingFeatures
 log = logging.getLogger(__name__)
 
 MAX_TOKENS = 3072
-"""With more tokens, the kernels take longer than Python needs to launch them: no gain."""
+"""Larger steps gain nothing: their kernels take longer than Python needs to launch them."""
 MAX_CHUNKS = 16
 
 

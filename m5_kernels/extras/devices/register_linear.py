@@ -38,7 +38,7 @@ MAX_ROW = 3072
 
 
 def fits_registers(out_size: int, in_size: int) -> bool:
-    """Return whether a weight is so small that this kernel is the fastest, whatever its rows."""
+    """Return whether this kernel is the fastest for a weight of that size."""
     return out_size * in_size <= MAX_ELEMENTS and in_size <= MAX_ROW
 
 

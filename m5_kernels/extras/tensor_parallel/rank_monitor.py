@@ -24,7 +24,7 @@ class RankMonitor:
     ends.
 
     A kernel that waits for a GPU whose process has died waits for ever, and Python waits with it.
-    The operating system closes connections, whatever ended the process.
+    The operating system closes its connections, so the other process learns of its end.
 
     Args:
         group: process group of all ranks, over the CPU.

@@ -53,7 +53,7 @@ Extents = dict[int, tuple[float, float]]
 _MAX_LABELS = 40
 _MAX_LABEL_LENGTH = 14
 _MAX_THICK = 64
-"""With more requests than this, bars are too thin for texts and signs."""
+"""Plots of more requests have no labels and signs: the bars are too thin."""
 
 
 def draw_requests(

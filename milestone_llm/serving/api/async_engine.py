@@ -146,7 +146,7 @@ class AsyncEngine:
         self._num_choices = 0
         """Completions of all API requests in `_open`."""
         self._choices_of = Counter[str]()
-        """Those of each key, by its salt."""
+        """Completions in `_open` of each API key, by the salt of the key."""
         self._followed: dict[str, Followed] = {}
         """Tracked completions, by their ids."""
         self._requests: dict[str, ApiRequest] = {}

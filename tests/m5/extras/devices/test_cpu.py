@@ -28,7 +28,7 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 SIZES = AttentionShape(6, 2, 16), 8, torch.float32, torch.device("cpu")
-"""Of attention, as its constructor takes them: on a CPU they are not needed."""
+"""Arguments of the attention's constructor, which a CPU does not need."""
 
 
 def metadata_of(batch: PagedBatch, chunks: list[int]) -> StepMetadata:
