@@ -225,7 +225,7 @@ def paged_attention(
         slots: for each row `[end]`, the slots of the request's tokens up to the row's last.
         query_lens: for each row, how many of those tokens are new.
     """
-    keys, values = kv_cache[module.layer_idx]
+    keys, values = kv_cache[module.layer_idx]  # type: ignore[index]
     new = torch.cat([own[-n:] for own, n in zip(slots, query_lens, strict=True)])
     keys[new], values[new] = key[0].transpose(0, 1), value[0].transpose(0, 1)
     out = []

@@ -21,6 +21,8 @@ class LLMEngine(BaseEngine):
     """Continuous batching. Arguments and errors as in `m1_single`."""
 
     milestone = "m2_batching"
+    config: EngineConfig
+    scheduler: Scheduler
 
     def __init__(
         self,

@@ -23,6 +23,8 @@ class LLMEngine(BaseEngine):
     """Continuous batching over KV blocks. Arguments and errors as in `m1_single`."""
 
     milestone = "m3_paged"
+    config: EngineConfig
+    scheduler: Scheduler
 
     def __init__(
         self,
@@ -44,14 +46,17 @@ class LLMEngine(BaseEngine):
         num_blocks, max_model_len = fit_kv_memory(loaded.model, config, wanted_len, run_once)
         config = with_swap_space(config, loaded.model, num_blocks)
         scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len, num_blocks)
-        cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
+        if runner is None:
+            num_host_blocks = scheduler.num_host_blocks
+            cache = BlockCache(loaded.model, num_blocks, config.block_size, num_host_blocks)
+            runner = ModelRunner(loaded.model, cache)
         tracer = Tracer.from_option(config.trace, loaded.decode)
         super().__init__(
             config,
             loaded,
             max_model_len,
             scheduler,
-            runner or ModelRunner(loaded.model, cache),
+            runner,
             tracer,
             aging_seconds=config.aging_seconds,
             block_size=config.block_size,

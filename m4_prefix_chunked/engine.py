@@ -28,6 +28,8 @@ class LLMEngine(BaseEngine):
     """Prefix caching and chunked prefill over KV blocks. Arguments and errors as in `m1_single`."""
 
     milestone = "m4_prefix_chunked"
+    config: EngineConfig
+    scheduler: Scheduler
 
     def __init__(
         self,
@@ -51,20 +53,22 @@ class LLMEngine(BaseEngine):
         )
         config = with_swap_space(config, loaded.model, num_blocks)
         scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len, num_blocks)
-        cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
-        sample = sample_and_verify if config.speculation else sample_rows
+        if runner is None:
+            num_host_blocks = scheduler.num_host_blocks
+            cache = BlockCache(loaded.model, num_blocks, config.block_size, num_host_blocks)
+            sample = sample_and_verify if config.speculation else sample_rows
+            runner = ModelRunner(loaded.model, cache, sample)
         tracer = Tracer.from_option(config.trace, loaded.decode)
         super().__init__(
             config,
             loaded,
             max_model_len,
             scheduler,
-            runner or ModelRunner(loaded.model, cache, sample),
+            runner,
             tracer,
             aging_seconds=config.aging_seconds,
             block_size=config.block_size,
         )
-        self._reset_prefix_cache = scheduler.kv.reset_prefix_cache
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV, for instance after the weights changed.
@@ -73,4 +77,4 @@ class LLMEngine(BaseEngine):
             False, with nothing done, while blocks are in use, on the device or by swapped requests
             in host memory: finish or abort the requests first.
         """
-        return self.driver.run(self._reset_prefix_cache)
+        return self.driver.run(self.scheduler.kv.reset_prefix_cache)

@@ -55,6 +55,8 @@ class LLMEngine(BaseEngine):
     """
 
     milestone = "m5_kernels"
+    config: EngineConfig
+    scheduler: Scheduler
     warm_up_sizes = (1, 17)  # steps with prompts have kernels for up to 16 requests, and for more
 
     def __init__(
@@ -111,8 +113,11 @@ class LLMEngine(BaseEngine):
         scheduler = make_scheduler(
             config, max_model_len, num_blocks, **(backend.scheduler_parts or {})
         )
-        cache = BlockCache(loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks)
-        own_runner = runner_over(cache, max_model_len)
+        own_runner = None
+        if runner is None:
+            num_host_blocks = scheduler.num_host_blocks
+            cache = BlockCache(loaded.model, num_blocks, config.block_size, num_host_blocks)
+            runner = own_runner = runner_over(cache, max_model_len)
 
         tracer = Tracer.from_option(config.trace, loaded.decode)
         pipeline = None
@@ -125,7 +130,7 @@ class LLMEngine(BaseEngine):
             loaded,
             max_model_len,
             scheduler,
-            runner or own_runner,
+            runner,
             tracer,
             pipeline=pipeline,
             grammars=grammars,
@@ -133,8 +138,7 @@ class LLMEngine(BaseEngine):
             aging_seconds=config.aging_seconds,
             block_size=config.block_size,
         )
-        self.decoder, self._runner = decoder, own_runner
-        self._reset_prefix_cache = scheduler.kv.reset_prefix_cache
+        self.decoder, self._own_runner = decoder, own_runner
         group.register(self)
 
     def warm_up(self) -> None:
@@ -145,16 +149,18 @@ class LLMEngine(BaseEngine):
     def capture_graphs(self) -> None:
         """Capture the CUDA graphs that most decode steps replay; on all ranks together."""
         self.driver.run(self.driver.agree, "capture_graphs")
-        self._runner.capture_graphs()
+        if self._own_runner is not None:
+            self._own_runner.capture_graphs()
 
     def release_graphs(self) -> None:
         """Release the captured graphs, and with them the communicator that they call."""
-        self._runner.release_graphs()
+        if self._own_runner is not None:
+            self._own_runner.release_graphs()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached KV. Returns False, and does nothing, while blocks are in use."""
         self.driver.run(self.driver.agree, "reset_prefix_cache")
-        return self.driver.run(self._reset_prefix_cache)
+        return self.driver.run(self.scheduler.kv.reset_prefix_cache)
 
     def follow(self, call: str) -> None:
         """Make the same call that this engine has begun on rank 0."""

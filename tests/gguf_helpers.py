@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-TYPES = gguf.GGMLQuantizationType
+TYPES: Any = gguf.GGMLQuantizationType
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 256}
 
@@ -29,8 +29,8 @@ _LAYER = {
 def write_gguf(
     path: Path,
     model: PreTrainedModel,
-    quantized: TYPES | Mapping[str, TYPES] = TYPES.Q8_0,
-    head: TYPES = TYPES.Q8_0,
+    quantized: Any = TYPES.Q8_0,
+    head: Any = TYPES.Q8_0,
     fields: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
 ) -> None:

@@ -6,7 +6,7 @@ its tests are run there. There is a copy for each core.
 
 A mistake that no test finds has survived. It needs a test, or, if no user could notice it, another
 mistake in its place. The first lines of the list say how it is written. A line that does not exist,
-or that is not unique, is an error, which `test_mutants.py` finds as well.
+or that is not unique, is an error before any test runs.
 """
 
 from __future__ import annotations

@@ -325,7 +325,7 @@ class Storm:
         """Check every plan that the scheduler makes."""
         storm, kind = self, type(self.scheduler)
 
-        class Watched(kind):
+        class Watched(kind):  # type: ignore[misc, valid-type]
             def schedule(self) -> StepPlan:
                 seniors = self.by_seniority() if storm.milestone >= "m3" else []
                 plan = super().schedule()

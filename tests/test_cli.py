@@ -55,7 +55,7 @@ def test_a_library_of_an_extra_is_asked_for_in_one_line(capsys, library, extra):
 
 def test_any_other_library_is_missing_in_ones_own_code():
     with pytest.raises(ModuleNotFoundError, match="torchtune"):
-        run_command(lambda args: importlib.import_module("torchtune"), argparse.Namespace())
+        run_command(lambda args: bool(importlib.import_module("torchtune")), argparse.Namespace())
 
 
 @pytest.mark.parametrize(

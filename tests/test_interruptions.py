@@ -60,9 +60,9 @@ def submit(engine: Any) -> None:
         engine.add_request(prompt, params_of(index), request_id=f"q{index}")
 
 
-def outcome(outputs: Iterable[RequestOutput]) -> dict[str, tuple[list[int], str]]:
+def outcome(outputs: Iterable[RequestOutput]) -> dict[str, tuple[list[int], str | None]]:
     """Tokens and reason of the requests that are done; their text has been checked."""
-    done = {}
+    done: dict[str, tuple[list[int], str | None]] = {}
     for output in outputs:
         if output.finished:
             assert output.text == word_tokenizer().decode(
@@ -89,14 +89,14 @@ def num_lines_of_once(work: Callable[[], object]) -> int:
 def test_an_interrupt_at_any_line_of_a_step_loses_nothing(package):
     engine = engine_of(package)
 
-    def work() -> dict[str, tuple[list[int], str]]:
+    def work() -> dict[str, tuple[list[int], str | None]]:
         submit(engine)
         return outcome(run_to_end(engine).values())
 
     assert work() == EXPECTED
     num_interrupted = 0
     for at in range(1, num_lines_of(work) - 5, STRIDE):
-        delivered = {}
+        delivered: dict[str, tuple[list[int], str | None]] = {}
         interrupter = Interrupter(at)
         submit(engine)
         with contextlib.suppress(KeyboardInterrupt), interrupter:

@@ -19,7 +19,7 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.models import machine
 
 PAGED = [m3_paged, m4_prefix_chunked, m5_kernels]
-SMALL = {"max_model_len": 64, "max_num_seqs": 4}
+SMALL: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 4}
 SWAP = {**SMALL, "preemption": "swap", "swap_space_tokens": 100_000}
 TOO_MUCH: list[tuple[Any, dict[str, Any], str]] = [  # a token takes 1,024 bytes
     (m2_batching, {"max_num_seqs": 1000, "max_model_len": 512}, "max_num_seqs=1000 .*=512 tokens"),

@@ -50,10 +50,13 @@ def test_a_prompt_that_is_computed_again_has_its_log_probabilities_once():
 
 def test_a_thousand_requests_are_served_by_looking_at_few_of_them(monkeypatch):
     """O(log n) each: a queue that sorted or searched at every step would look at a million."""
-    looks, key = [], RequestQueue.key
-    monkeypatch.setattr(
-        RequestQueue, "key", lambda self, request: looks.append(request) or key(self, request)
-    )
+    looks, key = list[Request](), RequestQueue.key
+
+    def counting_key(self, request):
+        looks.append(request)
+        return key(self, request)
+
+    monkeypatch.setattr(RequestQueue, "key", counting_key)
     queue = RequestQueue("priority")
     requests = [of_length(f"q{n}", 4, arrival=n, priority=n % 7) for n in range(1000)]
     for request in requests:

@@ -31,7 +31,7 @@ QUIET, BUSY = (10.0, 12.0), (50.0, 10.0)
 def test_threads_in_the_way_are_told_of_and_a_chosen_number_is_kept(
     times, num_threads, chosen, left, advice, monkeypatch
 ):
-    said, taken = [], [num_threads]
+    said, taken = list[str](), [num_threads]
     monkeypatch.setattr(threads, "product_times", lambda: times)
     monkeypatch.setattr(torch, "get_num_threads", lambda: taken[-1])
     monkeypatch.setattr(torch, "set_num_threads", taken.append)

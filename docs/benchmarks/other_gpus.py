@@ -213,9 +213,8 @@ def step_of_lesson(launch: Launch, max_num_seqs: int, max_tokens: int) -> Device
     state = DeviceState(max_num_seqs, max_tokens, 16, MODEL.vocab_size, device)
     step = DeviceStep(decoder, cache, state, config, max_tokens, launch)
     sizes = MODEL.num_q_heads, MODEL.num_kv_heads, MODEL.head_dim
-    step.attention.workspace = DecodeWorkspace.allocate(
-        max_num_seqs, *sizes, torch.bfloat16, device
-    )
+    attention: Any = step.attention
+    attention.workspace = DecodeWorkspace.allocate(max_num_seqs, *sizes, torch.bfloat16, device)
     return step
 
 

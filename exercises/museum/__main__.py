@@ -55,7 +55,10 @@ def visit(args: argparse.Namespace) -> int | None:
     """Show all exhibits by symptom, or one."""
     from .visit import by_symptom, visit
 
-    return by_symptom() if args.all else visit(NAMES[args.number - 1], args)
+    if args.all:
+        by_symptom()
+        return None
+    return visit(NAMES[args.number - 1], args)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from milestone_llm.core.engine_core import EngineCore, ModelRunner
 from milestone_llm.core.request import Request
@@ -25,7 +25,7 @@ from milestone_llm.models.kv_shape import kv_bytes_per_token
 from milestone_llm.structured.grammars import Grammars
 
 from .config import EngineConfig
-from .engine_driver import EngineDriver, Peers
+from .engine_driver import EngineDriver, Peers, StepMaker
 from .input_processor import EncodedPrompt, InputProcessor
 from .inputs import Prompt, Prompts, check_is_id, check_priority
 from .output_processor import OutputProcessor, OutputQueue, RequestState
@@ -56,6 +56,8 @@ class BaseEngine:
     """
 
     milestone: ClassVar[str]
+    config: EngineConfig
+    scheduler: BaseScheduler
     warm_up_sizes: ClassVar[Sequence[int]] = (1,)
     """How many requests `warm_up` computes at one time."""
 
@@ -80,10 +82,10 @@ class BaseEngine:
         self.vocab_size: int = self.model.config.get_text_config().vocab_size
         self.eos_token_ids = stop_token_ids(self.model)
         # No part refers to the engine: its memory is freed as soon as the user drops the engine.
+        self.scheduler, self.runner = scheduler, runner
         self.step_log = log = StepLog(self.milestone, scheduler, tracer, config.check_invariants)
-        self.core = core = EngineCore(scheduler, runner, log)
-        steps = core if pipeline is None else pipeline(core)
-        self.driver = EngineDriver(core, log, peers, steps.step)
+        self.driver = EngineDriver(scheduler, runner, log, pipeline=pipeline, peers=peers)
+        self.core = self.driver.core
         self.output_processor = processor = OutputProcessor(self.tokenizer)
         self.driver.attach(processor)
         self._step_queue = queue = OutputQueue()
@@ -102,16 +104,6 @@ class BaseEngine:
         self._block_size = block_size
         self._abandoned: deque[OutputQueue] = deque()
         """Queues of streams that were closed before their requests were done."""
-
-    @property
-    def scheduler(self) -> BaseScheduler:
-        """The scheduler, which plans the steps."""
-        return self.core.scheduler
-
-    @property
-    def runner(self) -> ModelRunner:
-        """The model runner, which carries the plans out."""
-        return self.core.runner
 
     @property
     def tracer(self) -> StepWatcher | None:
@@ -313,13 +305,6 @@ class BaseEngine:
                 **milestone.get("kv", {}),
             },
         }
-
-
-class StepMaker(Protocol):
-    """Makes the steps of a core: the core itself, or a pipeline in which steps overlap."""
-
-    def step(self) -> None:
-        """Make the next step."""
 
 
 class OutputStream:

@@ -1,14 +1,15 @@
-"""Drives a core, for `generate` and `step` as for a server: exclusion, failures, restarts.
+"""Makes an engine's core and drives it: exclusion, failures, restarts.
 
     BaseEngine.step, EngineLoop.run
       EngineDriver.run          one thread at a time; after an exception, requests lose nothing
         EngineCore.step         plan, launch, settle
           Scheduler.schedule    who computes which tokens
 
-A core has one driver, and several may use it: `generate` and HTTP take the outputs of their own
-requests, each with a sink. A change of the engine happens completely or not at all. A step whose
-forward raises ends its requests with `error`. After any other exception, Ctrl-C included, all
-requests go on: they keep their tokens; KV memory is given back, and its content computed again.
+The driver makes the core, and several may use it: `generate`, HTTP and the playground take the
+outputs of their own requests, each with a sink. A change of the engine happens completely or not at
+all. A step whose forward raises ends its requests with `error`. After any other exception, Ctrl-C
+included, all requests go on: they keep their tokens; KV memory is given back, and its content
+computed again.
 """
 
 from __future__ import annotations
@@ -19,11 +20,12 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
-from milestone_llm.core.engine_core import EngineCore
+from milestone_llm.core.engine_core import EngineCore, ModelRunner
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.outputs import EngineCoreOutput
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
+from milestone_llm.core.scheduler import BaseScheduler
 
 from .step_log import StepLog
 
@@ -75,29 +77,42 @@ class Peers:
         """Called before this engine restarts: it then no longer knows what the others know."""
 
 
+class StepMaker(Protocol):
+    """Makes the steps of a core: the core itself, or a pipeline in which steps overlap."""
+
+    def step(self) -> None:
+        """Make the next step."""
+
+
 class EngineDriver:
-    """Changes a core: one thread at a time, and wholly or not at all.
+    """Makes a core and changes it: one thread at a time, and wholly or not at all.
 
     Every change goes through `run`; changes are made of `step`, `add` and `finish`. (A driver
     refers to its parts, and no part refers to the driver. So an engine that is thrown away is gone
     at once, and its memory with it.)
 
     Args:
+        scheduler: plans the steps.
+        runner: carries the plans out.
         log: the core's listener.
-        step: makes the core's steps; None: one after the other.
+        pipeline: makes the core's steps in another way than `EngineCore.step`.
+        peers: the same engine in other processes, if there are any.
     """
 
     def __init__(
         self,
-        core: EngineCore,
+        scheduler: BaseScheduler,
+        runner: ModelRunner,
         log: StepLog,
+        *,
+        pipeline: Callable[[EngineCore], StepMaker] | None = None,
         peers: Peers | None = None,
-        step: Callable[[], None] | None = None,
     ) -> None:
-        self.core = core
+        self.core = core = EngineCore(scheduler, runner, log)
         self.log = log
         self.peers = peers or Peers()
-        self.step = self.peers.in_step(core, step or core.step)
+        steps = core if pipeline is None else pipeline(core)
+        self.step = self.peers.in_step(core, steps.step)
         """The change that computes a step."""
         self.requests: dict[str, Request] = {}
         """Completions that no sink has reported as finished, by id."""

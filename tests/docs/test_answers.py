@@ -107,7 +107,7 @@ def m2() -> list[int]:
 
 def m3() -> list[int]:
     blocks = run("m3_paged", [(32, 4)], block_size=16)[1].batch[0].blocks
-    small = {"block_size": 4, "kv_cache_tokens": 16, "max_model_len": 16}
+    small: dict[str, Any] = {"block_size": 4, "kv_cache_tokens": 16, "max_model_len": 16}
     first = run("m3_paged", [(4, 6)] * 3, **small)[1].preempted[0]["request_id"]
     return [[7, 2, 5][6 // 4] * 4 + 6 % 4, len(blocks), int(first.removeprefix("r"))]
 
@@ -116,7 +116,7 @@ def m4() -> list[int]:
     equal = run("m4_prefix_chunked", [(48, 2), (48, 2)], [0, 3], prompts="same")
     lengths, arrivals = [(2, 12)] * 3 + [(20, 2)], [0, 0, 0, 4]
     chunks = run("m4_prefix_chunked", lengths, arrivals, max_num_batched_tokens=10)
-    small = {"block_size": 16, "kv_cache_tokens": 64, "max_model_len": 64}
+    small: dict[str, Any] = {"block_size": 16, "kv_cache_tokens": 64, "max_model_len": 64}
     records = run("m4_prefix_chunked", [(44, 5), (20, 2)], [0, 8], **small)
     evicted = [each.blocks for record in records for each in record.events if each.type == "evict"]
     num_chunks = sum(row.phase == "prefill" for _, row in rows_of("r3", chunks))

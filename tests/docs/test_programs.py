@@ -1,7 +1,5 @@
 """The programs behind the pages do what the pages say of them."""
 
-import ast
-import importlib
 import importlib.util
 import json
 import re
@@ -55,17 +53,3 @@ def test_commands_in_the_text_of_a_page_name_modules_that_exist(page):
         path = ROOT.joinpath(*module.split("."))
         exists = path.with_suffix(".py").exists() or (path / "__main__.py").exists()
         assert exists or importlib.util.find_spec(module), f"{page.name}: there is no {module}"
-
-
-OURS = re.compile(r"(m1_single|m2_batching|m3_paged|m4_prefix_chunked|m5_kernels|milestone_llm)\b")
-
-
-def test_what_programs_import_of_the_engines_is_there():
-    """Some take minutes, and run for a record only."""
-    for path in ROOT.glob("docs/**/*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and OURS.match(node.module or ""):
-                for name in (each.name for each in node.names):
-                    is_there = hasattr(importlib.import_module(node.module), name)
-                    is_there = is_there or importlib.util.find_spec(f"{node.module}.{name}")
-                    assert is_there, f"{path}, line {node.lineno}: {node.module} has no {name}"

@@ -136,7 +136,7 @@ def as_text(token_ids: Sequence[int]) -> str:
 
 def run_to_end(engine: Any) -> dict[str, RequestOutput]:
     """Step until nothing is left. Returns final outputs by request id."""
-    final = {}
+    final: dict[str, RequestOutput] = {}
     for _ in range(100_000):
         if not engine.has_unfinished_requests():
             return final

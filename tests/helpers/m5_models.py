@@ -54,7 +54,11 @@ def circling(family: str = "llama", **overrides: Any) -> Any:
     return model
 
 
-PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.8, "presence_penalty": -1.1}
+PENALTIES: dict[str, Any] = {
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.8,
+    "presence_penalty": -1.1,
+}
 PENALTIES |= {"logit_bias": {7: 2.5, 30: -100, 31: 0.5}, "logprobs": 2}
 
 
@@ -158,6 +162,6 @@ class RecomputedGraphs(StepGraphs):
                 if torch.is_tensor(value) and name != "block_table":
                     value.fill_(2**20)
             # the tokens of the step before are still being read
-            tokens.set_(self.compute(bucket, needs))
+            tokens.copy_(self.compute(bucket, needs))
 
         return SimpleNamespace(replay=replay), tokens

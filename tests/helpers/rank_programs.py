@@ -211,7 +211,7 @@ def rules(rank: int, size: int, model: str) -> Any:
     if rank:
         Ranks.join(size, "cpu").follow(LLMEngine)
         return "followed to the end"
-    colour = StructuredOutputsParams(choice=["red", "green"])
+    colour = StructuredOutputsParams(choice=("red", "green"))
     number = StructuredOutputsParams(regex="[0-9]{3}-[a-f]{2,5}")
     params = [
         SamplingParams(temperature=0.9, seed=3, max_tokens=20, structured_outputs=wanted)

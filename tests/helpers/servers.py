@@ -335,7 +335,7 @@ def start_and_fail(
 
 def _run_command(milestone: str, arguments: Sequence[str], runner: Any = None) -> int:
     # The engine's process, too, is forked from one that has imported everything.
-    engine_process.CONTEXT = multiprocessing.get_context("fork")
+    engine_process.CONTEXT = multiprocessing.get_context("fork")  # type: ignore[assignment]
     if runner is not None:
         return command.serve_command(milestone, None, arguments, runner)
     return importlib.import_module(f"{milestone}.serve").main(arguments)

@@ -113,7 +113,7 @@ def test_local_folder_loads_quietly_and_without_network(tmp_path, tokenizer, mon
 def refusal(model: object) -> str:
     """The message with which a model is refused; it is one line."""
     with pytest.raises(InputError) as error:
-        load_model(model, device="cpu")  # type: ignore[arg-type]
+        load_model(model, device="cpu")
     assert "\n" not in str(error.value)
     return str(error.value)
 

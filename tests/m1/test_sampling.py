@@ -175,8 +175,8 @@ def test_all_steps_together_equal_hugging_face() -> None:
 
 def test_values_beyond_fp32_mean_their_limits() -> None:
     logits = random_logits(1)
-    for params in ({"temperature": 1e-40, "top_p": 0.9}, {"top_p": 1e-300}):
-        assert sample(logits, [make_request(**params)])[0].token_id == int(logits.argmax())
+    for request in (make_request(temperature=1e-40, top_p=0.9), make_request(top_p=1e-300)):
+        assert sample(logits, [request])[0].token_id == int(logits.argmax())
     for seed in range(20):
         every, plain = (make_request(seed=seed, top_k=top_k) for top_k in (2**40, 0))
         assert sample(logits, [every]) == sample(logits, [plain])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from helpers.schedulers import Life, assert_tokens, completions, prompt, request_of
@@ -9,7 +11,7 @@ from milestone_llm.core.kv import KVEvent
 from milestone_llm.core.request import RequestStatus
 
 
-def first_row(life: Life, *args: object, **fields: object) -> tuple[int, int, list[int]]:
+def first_row(life: Life, *args: Any, **fields: Any) -> tuple[int, int, list[int]]:
     """Start, end and blocks of the first row of a request that is then run to its end."""
     request = request_of(*args, **fields)
     life.add(request)

@@ -6,7 +6,7 @@ import hashlib
 import struct
 
 from helpers.schedulers import Life, prompt, request_of
-from m4_prefix_chunked.prefix_cache import hash_block
+from milestone_llm.core.block_hashes import hash_block
 
 
 def test_a_hash_is_sha256_of_parent_and_tokens():

@@ -92,7 +92,7 @@ class Tensor(torch.Tensor):
 
     cpu_tensor: torch.Tensor
     memory: Memory
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, cpu_tensor: torch.Tensor, memory: Memory) -> Tensor:
@@ -108,7 +108,7 @@ class Tensor(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         machine = next(x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)).machine
@@ -157,7 +157,7 @@ class Tensor(torch.Tensor):
         """Copy over the bus, or on the device."""
         return aten.copy_(self, source, non_blocking)
 
-    def new_tensor(self, data: Any, **options: Any) -> Any:
+    def new_tensor(self, data: Any, **options: Any) -> Any:  # type: ignore[override]
         """Return `torch.tensor` on the same device, with the same dtype."""
         return torch.tensor(data, **{"dtype": self.dtype, "device": self.device, **options})
 

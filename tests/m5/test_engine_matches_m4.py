@@ -95,10 +95,10 @@ def test_any_arrivals_and_aborts_give_the_tokens_of_m4(config: Any, seed: int) -
                 final[index_of[output.request_id]] = facts(output)
         if index_of and rng.random() < 0.05:
             request_id = rng.choice(list(index_of))
-            output = engine.abort(request_id)
-            if output is not None:
+            last = engine.abort(request_id)
+            if last is not None:
                 whole = final[index_of[request_id]] = expected[index_of[request_id]]
-                for each, (tokens, *_) in zip(output.outputs, whole, strict=True):
+                for each, (tokens, *_) in zip(last.outputs, whole, strict=True):
                     assert each.token_ids == tokens[: len(each.token_ids)]
     assert [final[i] for i in range(10)] == expected
     assert_nothing_left(engine)

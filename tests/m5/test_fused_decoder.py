@@ -41,7 +41,7 @@ from milestone_llm.models.hub_files import safetensors_files
 from milestone_llm.models.tiny_models import build_tiny_model
 
 BLOCK_SIZE = 4
-VARIANTS = {
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -67,7 +67,7 @@ VARIANTS = {
     "qwen3": ("qwen3", {"num_key_value_heads": 1}),
 }
 
-WIDE = (
+WIDE: tuple[str, dict[str, Any]] = (
     "qwen3",
     {
         "hidden_size": 1024,

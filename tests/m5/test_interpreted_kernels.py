@@ -27,11 +27,15 @@ pytestmark = [
 
 @pytest.mark.slow
 def test_interpreted_kernels_of_extras_equal_their_twins(kernel_tests: list[str]) -> None:
-    interpreted(*(tests for tests in kernel_tests if "extras" in tests))
+    extras = [tests for tests in kernel_tests if "extras" in tests]
+    interpreted(*extras)
+    interpreted("-m", "slow", "tests/m5/kernels", f"--ignore={GPU_PATH}")
 
 
 def test_interpreted_kernels_equal_their_twins(kernel_tests: list[str]) -> None:
     interpreted(
+        "-m",
+        "not slow",
         *(tests for tests in kernel_tests if "extras" not in tests),
         f"--ignore={GPU_PATH}",
         TRITON_COURSE,

@@ -122,11 +122,14 @@ def test_penalties_and_logprobs_do_not_pause_the_pipeline() -> None:
 def test_log_probabilities_of_a_prompt_are_read_when_its_token_is_due(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    engine, read = make_engine(), []
+    engine, read = make_engine(), list[torch.dtype]()
     tolist = torch.Tensor.tolist
-    monkeypatch.setattr(
-        torch.Tensor, "tolist", lambda self: read.append(self.dtype) or tolist(self)
-    )
+
+    def noted(self: torch.Tensor) -> Any:
+        read.append(self.dtype)
+        return tolist(self)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", noted)
     engine.add_request(PROMPT, greedy(3, prompt_logprobs=2))
     engine.step()
     assert len(engine.core.in_flight) == 1

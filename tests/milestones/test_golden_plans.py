@@ -452,7 +452,7 @@ def play(milestone: str, case: Case) -> list[str]:
 
 
 def scripted(
-    name: str, text: str, max_tokens: int, fields: dict[str, int] | None = None
+    name: str, text: str, max_tokens: int, fields: dict[str, Any] | None = None
 ) -> Request:
     """A request of a case."""
     blocks = text.rstrip("0123456789")

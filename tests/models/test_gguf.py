@@ -41,7 +41,7 @@ def tokens_of(engine: Any) -> list[list[int]]:
 
 def engines(path: Path) -> list[Any]:
     """M1's engine, and M5's with the bits of the file."""
-    own_bits = {"quantization": "gguf", "dtype": "float32", "device": "cpu"}
+    own_bits: dict[str, Any] = {"quantization": "gguf", "dtype": "float32", "device": "cpu"}
     return [m1_single.LLMEngine(path, device="cpu"), m5_kernels.LLMEngine(str(path), **own_bits)]
 
 

@@ -11,112 +11,125 @@ import pytest
 
 from helpers.engines import assert_empty, every_milestone, make_engine, run_to_end
 from helpers.servers import messages_of, wait_for
-from milestone_llm.core.engine_core import EngineCore
-from milestone_llm.core.outputs import EngineCoreOutput, RequestFacts
+from m2_batching import EngineConfig
+from m2_batching.scheduler import Scheduler
+from milestone_llm.core.outputs import EngineCoreOutput
+from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.engine_driver import EngineDriver
 from milestone_llm.frontend.input_processor import InputProcessor
 from milestone_llm.frontend.step_log import StepLog
+from milestone_llm.lab.playground.simulate import RuleRunner
 from milestone_llm.serving.engine.client import EngineCoreOutputs, EngineDeadError, EngineRequest
 from milestone_llm.serving.engine.loop import MAX_FAILURES, EngineLoop
 
 
-class FakeCore(EngineCore):
-    """Has requests and computes nothing. Each call of a method takes the next of its errors."""
+class FailingScheduler(Scheduler):
+    """M2's scheduler. A call of a method takes the next of its errors; None: it does its work."""
 
-    def __init__(self, **errors: list[Exception | None]) -> None:
+    def __init__(self, errors: dict[str, list[Exception | None]]) -> None:
+        super().__init__(EngineConfig(max_num_seqs=8), max_model_len=64)
         self.errors = errors
-        self.requests: list[str] = []
         self.calls: list[str] = []
-        self.when_stepped: Any = lambda: []
-        scheduler: Any = SimpleNamespace(
-            kv_usage=lambda: SimpleNamespace(total=0),
-            waiting=[],
-            has_unfinished_requests=lambda: bool(self.requests),
-        )
-        super().__init__(scheduler, runner=None)  # type: ignore[arg-type]
+        self.when_stepped: Any = lambda: None
+        self._is_restarting = False
+
+    def _note(self, call: str, method: str) -> None:
+        if not self._is_restarting:
+            self.calls.append(call)
+            self._fail(method)
 
     def _fail(self, method: str) -> None:
         errors = self.errors.get(method)
         if errors and (error := errors.pop(0)) is not None:
             raise error
 
-    def add_request(self, *requests: Request) -> None:
-        (request,) = requests
-        self.calls.append(f"add {request.request_id}")
-        self._fail("add_request")
-        self.requests.append(request.request_id)
+    def add(self, *requests: Request) -> None:
+        self._note(" ".join(["add", *(each.request_id for each in requests)]), "add")
+        super().add(*requests)
 
-    def finish_request(self, request: Request, reason: str) -> None:
-        self.calls.append(f"{reason} {request.request_id}")
-        self._fail("finish_request")
-        request.finish(reason)
-        self.requests.remove(request.request_id)
+    def finish(self, request: Request, reason: str) -> None:
+        self._note(f"{reason} {request.request_id}", "finish")
+        super().finish(request, reason)
 
-    def step(self) -> None:
+    def schedule(self) -> StepPlan:
         self.calls.append("step")
-        outputs = self.when_stepped()
-        self._fail("step")
-        self._outputs += outputs or []
+        self.when_stepped()
+        self._fail("schedule")
+        return super().schedule()
+
+    def update(self, plan: StepPlan, sampled: Any) -> list[EngineCoreOutput]:
+        outputs = super().update(plan, sampled)
+        self._fail("update")
+        return outputs
 
     def restart(self, requests: Iterable[Request]) -> None:
-        self.requests = [each.request_id for each in requests]
         self.calls.append("restart")
+        self._is_restarting = True
+        super().restart(requests)
+        self._is_restarting = False
 
 
-class FakeEngine:
-    """An engine around such a core."""
+class Engine:
+    """An engine without a model around such a scheduler."""
 
-    model_name, max_model_len, tokenizer = "fake", 64, None
+    model_name, max_model_len, tokenizer = "none", 64, None
     vocab_size, eos_token_ids = 64, frozenset[int]()
-    model = SimpleNamespace(device=SimpleNamespace(type="meta"))
-    config = SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=64)
+    config = SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64)
 
-    def __init__(self, **errors: list[Exception | None]) -> None:
-        self.core = FakeCore(**errors)
-        self.scheduler = self.core.scheduler
-        self.step_log = StepLog("fake", self.scheduler)
-        self.driver = EngineDriver(self.core, self.step_log)
+    def __init__(self, grammars: Any = None, **errors: list[Exception | None]) -> None:
+        self.scheduler = FailingScheduler(errors)
+        self.step_log = StepLog("m2_batching", self.scheduler)
+        self.driver = EngineDriver(self.scheduler, RuleRunner(), self.step_log)
         parts = None, self.vocab_size, self.max_model_len, self.eos_token_ids, 0
-        self.input_processor = InputProcessor(*parts, lambda name: False, lambda request: None)
+        self.input_processor = InputProcessor(
+            *parts, lambda name: False, lambda request: None, grammars=grammars
+        )
 
-    def stats(self) -> dict[str, Any]:
-        return {}
+    @property
+    def calls(self) -> list[str]:
+        return self.scheduler.calls
 
 
-def play(engine: FakeEngine, *rounds: Any) -> list[EngineCoreOutputs]:
+def play(engine: Engine, *rounds: Any, names: str = "ab", **params: Any) -> list[EngineCoreOutputs]:
     """Run the loop; in each step the next round is called with it, and after the last it stops."""
-    loop, delivered, left = EngineLoop(engine), [], list(rounds)  # type: ignore[arg-type]
-    engine.core.when_stepped = lambda: left.pop(0)(loop) if left else loop.stop()
-    loop.add_requests([request("a"), request("b")])
+    loop, left = EngineLoop(engine), list(rounds)  # type: ignore[arg-type]
+    delivered: list[EngineCoreOutputs] = []
+    engine.scheduler.when_stepped = lambda: left.pop(0)(loop) if left else loop.stop()
+    loop.add_requests([request(name, **params) for name in names])
     loop.run(delivered.append)
     return delivered
 
 
 def request(name: str, **params: Any) -> EngineRequest:
-    return EngineRequest(name, [3], SamplingParams(**params))
+    """Return a request, whose tokens will be 7, 8, ..."""
+    return EngineRequest(name, [3] * 7, SamplingParams(**params))
+
+
+def just_step(loop: EngineLoop) -> None:
+    pass
 
 
 def test_an_abort_that_fails_is_one_failure_and_the_request_is_gone():
-    engine = FakeEngine(finish_request=[RuntimeError("half way")])
-    play(engine, lambda loop: loop.abort("a"), lambda loop: None)
-    assert engine.core.calls[2:6] == ["step", "abort a", "restart", "step"]
-    assert engine.core.requests == []
-    assert "abort a" not in engine.core.calls[4:]
+    engine = Engine(finish=[RuntimeError("half way")])
+    play(engine, lambda loop: loop.abort("a"), just_step)
+    assert engine.calls[2:6] == ["step", "abort a", "restart", "step"]
+    assert engine.driver.requests == {}
+    assert "abort a" not in engine.calls[4:]
 
 
 def test_an_abort_is_no_failure_where_the_step_in_flight_fails():
     """As that of the last client does: no request waits for that step any more."""
-    engine = FakeEngine()
-    finish = engine.core.finish_request
+    engine = Engine()
+    finish = engine.scheduler.finish
 
     def finish_and_settle(request: Request, reason: str) -> None:
         finish(request, reason)
-        if not engine.core.requests:
+        if not engine.scheduler.has_unfinished_requests():
             raise RuntimeError("of a step in flight")
 
-    engine.core.finish_request = finish_and_settle  # type: ignore[method-assign]
+    engine.scheduler.finish = finish_and_settle
 
     def abort(loop: EngineLoop) -> None:
         for name in "ab":
@@ -125,56 +138,50 @@ def test_an_abort_is_no_failure_where_the_step_in_flight_fails():
 
     play(engine, abort)
     calls = ["abort a", "abort b", "restart", "add c", "step", "abort c", "restart"]
-    assert engine.core.calls[3:] == calls
+    assert engine.calls[3:] == calls
 
 
-@pytest.mark.parametrize("method", ["step", "finish_request", "add_request"])
+@pytest.mark.parametrize("method", ["schedule", "finish", "add"])
 def test_three_failures_in_a_row_are_the_end_whatever_failed(method):
     errors: list[Exception | None] = [RuntimeError(str(number)) for number in range(9)]
-    if method == "add_request":
-        errors.insert(0, None)  # "a" is taken
-    engine = FakeEngine(**{method: errors})
-
-    names = iter("cdefghijkl")
+    if method == "add":
+        errors[:0] = [None] * 4  # those that are there from the start
+    engine = Engine(**{method: errors})
 
     def act(loop: EngineLoop) -> None:
-        if method == "finish_request":
-            loop.abort(engine.core.requests[0])
-        loop.add_requests([request(next(names))])
+        for name in "abcd" if method == "finish" else "":
+            loop.abort(name)
+        loop.add_requests([request(name) for name in "efgh" if method == "add"])
 
     with pytest.raises(EngineDeadError, match="RuntimeError\\('2'\\)"):
-        play(engine, *[act] * 9)
+        play(engine, *[act] * 9, names="abcd")
     assert len(errors) == 9 - MAX_FAILURES
 
 
 def test_a_step_that_works_makes_failures_forgotten():
     error = RuntimeError("now and then")
-    engine = FakeEngine(step=[error, error, None, error, error, None])
-
-    def count(loop: EngineLoop) -> None:
-        engine.step_log.counts["steps"] += 1
-
-    play(engine, *[count] * 6)
-    assert engine.core.calls.count("step") == 7
+    engine = Engine(schedule=[error, error, None, error, error, None])
+    play(engine, *[just_step] * 6)
+    assert engine.calls.count("step") == 7
 
 
 def test_who_could_not_be_added_is_told():
-    engine = FakeEngine(add_request=[None, RuntimeError("no memory")])
-    (message,) = play(engine)
-    assert message.refusals["b"].status == 500
-    assert "RuntimeError" in message.refusals["b"].text
+    engine = Engine(add=[None, RuntimeError("no memory")])
+    first, *_ = play(engine)
+    assert first.refusals["b"].status == 500
+    assert "RuntimeError" in first.refusals["b"].text
 
 
 def test_others_pass_while_a_grammar_is_compiled():
     """New requests and aborts do not wait for it. Who is aborted meanwhile is never added."""
-    engine, may_end = FakeEngine(), threading.Event()
+    may_end = threading.Event()
 
     def rule_of(params: SamplingParams) -> None:
         if threading.current_thread().name.startswith("grammars"):
             assert params.structured_outputs
             assert may_end.wait(60)
 
-    engine.input_processor.grammars = SimpleNamespace(rule_of=rule_of)  # type: ignore[assignment]
+    engine = Engine(SimpleNamespace(rule_of=rule_of))
     ruled = [request(name, structured_outputs=object()) for name in ("r", "left")]
 
     def finish(loop: EngineLoop) -> None:
@@ -187,48 +194,32 @@ def test_others_pass_while_a_grammar_is_compiled():
         lambda loop: loop.abort("left"),
         lambda loop: loop.abort("a"),
         finish,
-        lambda loop: None,
+        just_step,
     )
-    calls = [call for call in engine.core.calls if call != "step"]
+    calls = [call for call in engine.calls if call != "step"]
     assert calls[:5] == ["add a", "add b", "add c", "abort a", "add r"]
     assert "add left" not in calls
 
 
 def test_a_step_is_one_message_of_token_ids():
-    engine = FakeEngine()
-
-    def tokens(loop: EngineLoop) -> list[EngineCoreOutput]:
-        facts = RequestFacts(num_cached_tokens=3)
-        return [EngineCoreOutput("a", [7], facts=facts), EngineCoreOutput("b", [8], facts=facts)]
-
-    def last(loop: EngineLoop) -> list[EngineCoreOutput]:
-        return [EngineCoreOutput("a", [9]), EngineCoreOutput("b", [3, 4], [], "length")]
-
-    first, second = play(engine, tokens, last)
-    assert (first.request_ids, first.token_ids, first.others) == (["a", "b"], [7, 8], [])
-    assert list(first.facts) == ["a", "b"]
-    assert [output.facts.num_cached_tokens for output in first.outputs() if output.facts] == [3, 3]
-    assert (second.request_ids, second.token_ids, second.facts) == (["a"], [9], {})
-    assert [output.finish_reason for output in second.others] == ["length"]
+    engine = Engine()
+    late = request("b", max_tokens=1)
+    first, second = play(engine, lambda loop: loop.add_requests([late]), names="ac")
+    assert (first.request_ids, first.token_ids, first.others) == (["a", "c"], [7, 7], [])
+    assert list(first.facts) == ["a", "c"]
+    assert (second.request_ids, second.token_ids) == (["a", "c"], [8, 8])
+    assert second.facts == {}
+    (last,) = second.others
+    assert (last.request_id, last.new_token_ids, last.finish_reason) == ("b", [7], "length")
+    assert last.facts is not None
 
 
 def test_tokens_that_a_failure_has_kept_back_come_after_it():
     """The core has handed them to the request; the step that was to bring them has failed."""
-    engine = FakeEngine(step=[None, RuntimeError("later in the step"), None])
-    requests: list[Request] = []
-    add = engine.core.add_request
-    engine.core.add_request = lambda each: (requests.append(each), add(each))  # type: ignore
-
-    def sample(*token_ids: int) -> Any:
-        def sampled(loop: EngineLoop) -> list[EngineCoreOutput]:
-            requests[0].token_ids += token_ids
-            return [EngineCoreOutput("a", list(token_ids))]
-
-        return sampled
-
-    messages = play(engine, sample(7), sample(8, 9), sample(10))
+    engine = Engine(update=[None, RuntimeError("later in the step"), None])
+    messages = play(engine, just_step, just_step, names="a")
     outputs = [output for message in messages for output in message.outputs()]
-    assert [output.new_token_ids for output in outputs] == [[7], [8, 9], [10]]
+    assert [output.new_token_ids for output in outputs] == [[7], [8], [9]]
 
 
 @every_milestone

@@ -1,6 +1,7 @@
 """Structured outputs over HTTP, by OpenAI's client."""
 
 import json
+from typing import Any
 
 import jsonschema
 import openai
@@ -122,7 +123,11 @@ def test_what_a_grammar_cannot_say_is_left_out_and_logged(m4):
 
 # --- calls of functions ---------------------------------------------------------------------------
 
-PLACE = {"$defs": {"city": {"enum": ["Rome", "{}}"]}}, "type": "object", "required": ["city"]}
+PLACE: dict[str, Any] = {
+    "$defs": {"city": {"enum": ["Rome", "{}}"]}},
+    "type": "object",
+    "required": ["city"],
+}
 PLACE |= {"properties": {"city": {"$ref": "#/$defs/city"}}, "additionalProperties": False}
 CLOCK, WEATHER = (
     {"type": "function", "function": {"name": "clock", "description": "The time."}},

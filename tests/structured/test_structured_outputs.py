@@ -90,7 +90,7 @@ def alone() -> list[Any]:
     return [m1.generate(prompt, each)[0] for prompt, each in zip(PROMPTS, MIXED, strict=True)]
 
 
-FIELDS: list[tuple[str, dict[str, Any]]] = [
+FIELDS: list[tuple[Any, dict[str, Any]]] = [
     *((package, {}) for package in PACKAGES),
     (m3_paged, {"block_size": 4, "kv_cache_tokens": 160, "preemption": "recompute"}),
     (m3_paged, {"block_size": 4, "kv_cache_tokens": 160, "preemption": "swap"}),

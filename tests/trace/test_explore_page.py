@@ -9,7 +9,7 @@ import threading
 from dataclasses import fields, is_dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -58,7 +58,7 @@ class WatchedRunner(ReadBackRunner):
             reason = ask(request, *limits)
             if reason is not None:
                 self._pending[request.request_id] = reason
-            return reason  # type: ignore[no-any-return]
+            return reason
 
         plan = scheduler.schedule
 
@@ -66,7 +66,7 @@ class WatchedRunner(ReadBackRunner):
             self._pending = {}  # of a plan that was empty
             here = [*self.scheduler.running, *self.scheduler.waiting]
             self._needs = {each.request_id: each.num_uncomputed_tokens for each in here}
-            return plan()  # type: ignore[no-any-return]
+            return plan()
 
         scheduler.reason_to_wait = asked
         scheduler.schedule = planned
@@ -381,12 +381,12 @@ def marked_up(record: StepRecord) -> StepRecord:
             return [spoiled(each, name) for each in value]
         if is_dataclass(value):
             names = [each.name for each in fields(value)]
-            return replace(value, **{n: spoiled(getattr(value, n), n) for n in names})
+            return replace(cast(Any, value), **{n: spoiled(getattr(value, n), n) for n in names})
         keep = ("unit", "milestone")  # of `unit` there are three drawings
         is_text = isinstance(value, str) and name not in keep
         return value + MARKUP if is_text and value not in FIELDS else value
 
-    return spoiled(record)  # type: ignore[no-any-return]
+    return spoiled(record)
 
 
 def is_run(opened: Opened) -> Any:

@@ -41,7 +41,7 @@ def serve() -> Iterator[Any]:
 
 def figures(opened: Opened) -> list[dict[str, float]]:
     opened.page.wait_for_function(IDLE)
-    return opened("() => lab.head.sides.map((side) => side.figures)")  # type: ignore[no-any-return]
+    return opened("() => lab.head.sides.map((side) => side.figures)")
 
 
 def drag(opened: Opened, selector: str, pixels: int) -> None:

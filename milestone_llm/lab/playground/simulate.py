@@ -15,13 +15,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from milestone_llm.core.engine_core import EngineCore
 from milestone_llm.core.errors import InputError
-from milestone_llm.core.outputs import SampledToken
+from milestone_llm.core.outputs import EngineCoreOutput, SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.scheduler import BaseScheduler
 from milestone_llm.frontend.custom_scheduler import place_of
+from milestone_llm.frontend.engine_driver import EngineDriver
 from milestone_llm.frontend.input_processor import InputProcessor
 from milestone_llm.frontend.inputs import check_priority
 from milestone_llm.frontend.step_log import LoggedStep, StepLog
@@ -70,6 +70,18 @@ class RuleRunner:
 
     def reset(self) -> None:
         """Do nothing: a step leaves no state."""
+
+
+class FinishReasons:
+    """Takes the outputs of a run: nothing is made of them except that requests end."""
+
+    def process(self, outputs: Sequence[EngineCoreOutput]) -> dict[str, str]:
+        """Return the finish reason of each request that has ended, by id."""
+        return {each.request_id: each.finish_reason for each in outputs if each.finish_reason}
+
+    def repair(self) -> dict[str, int]:
+        """Return no requests: after an error, none goes on."""
+        return {}
 
 
 @dataclass
@@ -171,18 +183,15 @@ def _run(
     clock = SimulatedClock(machine, size, Tracer(), now=coming[0][0])
     outcome.records, outcome.budget = clock.tracer.records, config.max_num_batched_tokens
     log = StepLog(outcome.milestone, scheduler, clock, check_invariants=scheduler_class is not None)
-    core, num_rows = EngineCore(scheduler, RuleRunner(), log), 0
+    driver, num_rows = EngineDriver(scheduler, RuleRunner(), log), 0
+    driver.attach(FinishReasons())
     while coming or scheduler.has_unfinished_requests():
         if not scheduler.has_unfinished_requests():
             clock.now = max(clock.now, coming[0][0])  # nothing happens until then
         while coming and coming[0][0] <= clock.now:
-            core.add_request(*coming.popleft()[1])
+            driver.run(driver.add, coming.popleft()[1])
         outcome.step = len(outcome.records)
-        core.step()
-        for output in core.take_outputs():
-            if output.finish_reason is not None:
-                log.ended(output.request_id, output.finish_reason)
-        log.close_steps()
+        driver.run(driver.step)
         num_rows += len(outcome.records[-1].batch)
         if len(outcome.records) >= MAX_STEPS or num_rows > MAX_ROWS:
             most = f"{MAX_STEPS:,} steps and {MAX_ROWS:,} rows"

@@ -3,6 +3,8 @@ block sizes, splits and windows. What no token was written to holds NaN (`PagedB
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -21,7 +23,7 @@ def check_decode(
     window: int | None = None,
     tile: DecodeTile | None = None,
     launches: int = 1,
-    **sizes: int | torch.dtype,
+    **sizes: Any,
 ) -> None:
     batch = random_batch(context_lens, [1] * len(context_lens), device, **sizes)
     workspace = workspace_of(batch, tile)
@@ -45,7 +47,7 @@ def check_prefill(
     device: str,
     window: int | None = None,
     tile: PrefillTile | None = SMALL,
-    **sizes: int | torch.dtype,
+    **sizes: Any,
 ) -> None:
     batch = random_batch(context_lens, query_lens, device, **sizes)
     arguments = *batch.decode_inputs, batch.query_start_loc
@@ -126,7 +128,7 @@ def test_prefill_of_whole_prompts_chunks_and_single_tokens(
     ],
     ids=str,
 )
-def test_any_heads_block_sizes_and_numbers(sizes: dict[str, int], device: str) -> None:
+def test_any_heads_block_sizes_and_numbers(sizes: dict[str, Any], device: str) -> None:
     check_decode([40, 0, 9], device, **sizes)
     check_prefill([30, 17], [30, 5], device, **sizes)
 
@@ -140,9 +142,9 @@ def test_sliding_window(window: int, device: str) -> None:
 def test_prefill_of_the_tail_of_a_mixed_step_leaves_decode_rows_alone(device: str) -> None:
     batch = random_batch([30, 20, 25], [1, 1, 12], device)
     query, keys, values, *tables = *batch.decode_inputs, batch.query_start_loc
-    tail = [each[2:] for each in tables]
+    tail: list[Any] = [each[2:] for each in tables]
     output = torch.full_like(query, torch.nan)
-    paged_prefill(query, keys, values, *tail, output=output, tile=SMALL)
+    paged_prefill(query, keys, values, *tail, output=output, tile=SMALL)  # type: ignore[misc]
     assert output[:2].isnan().all()
     assert relative_error(output[2:], paged_prefill_torch(query, keys, values, *tail)[2:]) < 1e-5
 
@@ -152,7 +154,12 @@ def test_prefill_of_the_tail_of_a_mixed_step_leaves_decode_rows_alone(device: st
 @pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
 @pytest.mark.parametrize("window", [None, 300])
 def test_large_mixed_batches(dtype: torch.dtype, head_dim: int, window: int | None) -> None:
-    sizes = {"num_q_heads": 16, "num_kv_heads": 8, "head_dim": head_dim, "dtype": dtype}
+    sizes: dict[str, Any] = {
+        "num_q_heads": 16,
+        "num_kv_heads": 8,
+        "head_dim": head_dim,
+        "dtype": dtype,
+    }
     lens = [0, 1, 4000, 17, 0, 900, 1024, 33, 6000, 15, 16, 0]
     check_decode(lens, "cuda", window, launches=20, **sizes)
     lens, chunks = [700, 1, 2000, 64, 1500], [700, 1, 512, 64, 3]
@@ -163,7 +170,7 @@ def test_large_mixed_batches(dtype: torch.dtype, head_dim: int, window: int | No
 @pytest.mark.parametrize("block_size", [1, 16, 100, 256])
 @pytest.mark.parametrize("group", [1, 3, 7, 16])
 def test_large_block_sizes_and_groups(block_size: int, group: int) -> None:
-    sizes = {"num_q_heads": 2 * group, "num_kv_heads": 2, "head_dim": 128}
+    sizes: dict[str, Any] = {"num_q_heads": 2 * group, "num_kv_heads": 2, "head_dim": 128}
     sizes |= {"block_size": block_size, "dtype": torch.bfloat16}
     check_decode([3000, 1, 777], "cuda", launches=5, **sizes)
     check_prefill([900, 333], [900, 100], "cuda", tile=None, **sizes)

@@ -73,7 +73,7 @@ def test_rows_may_be_apart(device: str) -> None:
     ids=str,
 )
 @DTYPES
-def test_rope_kv_write(sizes: dict[str, int], dtype: torch.dtype, device: str) -> None:
+def test_rope_kv_write(sizes: dict[str, Any], dtype: torch.dtype, device: str) -> None:
     check(rope_kv_write, rope_kv_write_torch, *rope_inputs(device, dtype, **sizes))
 
 

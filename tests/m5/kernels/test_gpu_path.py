@@ -23,9 +23,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:All-NaN slice"),  # of what was never written
 ]
 
-LIMITS = {"max_num_seqs": 4, "max_model_len": 96, "block_size": 4, "kv_cache_tokens": 384}
+LIMITS: dict[str, Any] = {
+    "max_num_seqs": 4,
+    "max_model_len": 96,
+    "block_size": 4,
+    "kv_cache_tokens": 384,
+}
 LIMITS |= {"max_num_batched_tokens": 20, "long_prefill_token_threshold": 17}
-GREEDY = {"temperature": 0, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 
 
 def model() -> Any:
@@ -85,17 +90,15 @@ def test_replayed_steps_that_overlap_give_the_tokens_of_m4(wanted, machine):
     assert kernels <= compiled  # at the start
 
 
-def test_steps_launched_kernel_by_kernel_give_the_tokens_of_m4(wanted, machine):
-    assert tokens(on_device(enforce_eager=True)) == wanted
-    assert machine.num_replays == 0
-
-
-def test_interpreted_kernels_give_the_tokens_of_m4_on_a_cpu():
-    """Without a device: as `TRITON_INTERPRET=1` makes a demo do."""
+def test_steps_launched_kernel_by_kernel_give_the_tokens_of_m4():
+    """On the device, and without one, as `TRITON_INTERPRET=1` makes a demo do."""
     packages = m4_prefix_chunked, m5_kernels
     engines = [package.LLMEngine(model(), **{**LIMITS, **FEW}) for package in packages]
     wanted, got = (tokens(engine, *TWO) for engine in engines)
     assert got == wanted
+    with cuda_on_cpu() as machine:
+        assert tokens(on_device(**FEW, enforce_eager=True), *TWO) == wanted
+    assert machine.num_replays == 0
 
 
 @pytest.mark.slow

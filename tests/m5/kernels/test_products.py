@@ -83,9 +83,12 @@ class Product:
             weight, exact = self.weight(size * (1 + is_gated), hidden)
             for bias in (None, torch.randn(len(weight), dtype=dtype, device=device)):
                 output = self(hidden, weight, bias, is_gated)
-                wide = [None if each is None else each.double() for each in (hidden, exact, bias)]
+                wide: list[Any] = [
+                    None if each is None else each.double() for each in (hidden, exact, bias)
+                ]
                 assert (output.dtype, output.shape) == (dtype, (num_tokens, size))
-                error = relative_error(output, linear_torch(*wide, is_gated))
+                exact_output = linear_torch(wide[0], wide[1], wide[2], is_gated)
+                error = relative_error(output, exact_output)
                 assert error < MAX_ERROR[dtype] * (1 + is_gated)  # which is rounded more often
 
 
@@ -118,6 +121,8 @@ def products(*names: str, gates: Sequence[bool] = (False, True)) -> pytest.MarkD
             is_interpreted = dtype != torch.bfloat16 or name == "skinny"
             marks = [] if is_interpreted else [pytest.mark.gpu]
             marks += [needs_hopper] if name == "hopper" else []
+            # Quantization is an extra, as in `test_interpreted_kernels.py`.
+            marks += [pytest.mark.slow] if PRODUCTS[name].is_int8 else []
             cases.append(pytest.param(name, dtype, is_gated, marks=marks))
     return pytest.mark.parametrize(("name", "dtype", "is_gated"), cases)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -96,14 +97,15 @@ def test_blocks_that_are_neighbours_are_read_where_they_lie(chunk: int, window: 
 @pytest.mark.parametrize("has_norms", [False, True])
 def test_rotation_and_kv_write(has_norms: bool, dtype: torch.dtype) -> None:
     num_q, num_kv, head_dim, num_tokens = 6, 2, 16, 5
-    norms = [torch.rand(head_dim).to(dtype) if has_norms else None for _ in range(2)]
+    norms: list[Any] = [torch.rand(head_dim).to(dtype) if has_norms else None for _ in range(2)]
     cos_sin = torch.randn(40, head_dim)
     rotate = RopeAndWrite()
     for slots in ([3, 9, 0, 30, 11], [5, -1, 7, 2, -1]):  # -1: padding
         qkv = torch.randn(num_tokens, (num_q + 2 * num_kv) * head_dim).to(dtype)
         positions = torch.randint(0, 40, (num_tokens,), dtype=torch.int32)
         results = []
-        for function in (rope_kv_write_torch, rotate):
+        functions: list[Any] = [rope_kv_write_torch, rotate]
+        for function in functions:
             keys, values = (torch.full((8, 4, num_kv, head_dim), -7.0).to(dtype) for _ in "kv")
             query = function(
                 qkv.clone(), keys, values, torch.tensor(slots), num_q, positions, cos_sin,
