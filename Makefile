@@ -1,7 +1,6 @@
 # `make demo` and `make test` work in a fresh clone; both first make .venv if it is not up to date.
 
 PYTHON ?= python3
-NEWEST := m5_kernels
 SERVED := m5_kernels
 # Without a GPU, weights stay in the few bits of their file: the fastest there is on a CPU.
 SERVED_WITH := $(if $(shell command -v nvidia-smi),,--quantization gguf)
@@ -34,10 +33,11 @@ SITE := runs/site
 M5_TRACES := docs/traces/m5_h200_launched.jsonl.gz docs/traces/m5_h200_graphs.jsonl.gz
 M5_LABELS := "M5 on an H200 - kernel by kernel,M5 on an H200 - graphs and pipeline"
 
-.PHONY: help setup demo serve play pages book test test-all pytest coverage lowest storm mutants figures lint clean
+.PHONY: help setup demo chat serve play pages book test test-all pytest coverage lowest storm mutants figures lint clean
 
 help:
-	@echo "make demo   watch $(NEWEST) generate text, step by step"
+	@echo "make demo   a model speaks; then M1 to M5 serve four questions, step by step"
+	@echo "make chat   talk to the model in the terminal, and see what the prefix cache finds"
 	@echo "make serve  an OpenAI-compatible server at http://127.0.0.1:8000 ($(SERVED), the real model)"
 	@echo "make play   the schedulers of M1 to M4 under your hands, at http://127.0.0.1:8100 (no model)"
 	@echo "make pages  record the runs anew that the pages in $(PAGES) replay"
@@ -80,7 +80,10 @@ lowest:
 	@touch $@
 
 demo: $(INSTALLED)
-	$(BIN)/python -m $(NEWEST).demo
+	@$(BIN)/python -m milestone_llm.lab.demo
+
+chat: $(INSTALLED)
+	@$(BIN)/python -m milestone_llm.lab.chat
 
 serve: $(INSTALLED)
 	$(BIN)/python -m $(SERVED).serve $(SERVED_WITH)

@@ -7,12 +7,14 @@ for anything. A broken link or anchor is an error. If npm is installed, the book
 with Python for the reader's browser.
 
 A line `<!-- replay: QUESTION -->` in a chapter becomes a frame that replays the runs of that preset
-of the playground. GitHub does not show it.
+of the playground. GitHub does not show it. `<!-- replay: pages/m2.html -->` becomes one with a
+recorded run, which takes the place of a picture right before the line.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import html
 import json
 import re
@@ -36,20 +38,24 @@ from milestone_llm.cli import Formatter, ended_in_one_line
 from milestone_llm.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.explorer.page import Run, write_page
+from milestone_llm.lab.playground.browser.files import COURSES
 from milestone_llm.lab.playground.browser.pack import has_npm, pack
 from milestone_llm.lab.playground.service import presets
 from milestone_llm.lab.playground.setting import Setting
-from milestone_llm.lab.playground.simulate import run_setting
+from milestone_llm.lab.playground.simulate import FIGURES, Outcome, run_setting
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = Path(__file__).parent / "book"
 FIRST = [PurePosixPath("README.md"), PurePosixPath("docs/README.md")]
 AS_TEXT = {".css", ".html", ".js", ".json", ".jsonl", ".md", ".py", ".toml", ".txt"}
 REPLAYS = PurePosixPath("docs/pages")
+QUOTE = '"'
+RECORDED = "data-recorded"
 STYLES = {"": "default", ':root[data-theme="dark"] ': "github-dark"}
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)[^)\s]*\)")
 _COMMENT = re.compile(r"<!--\s*(?:replay: (?P<replay>.*?)|.*?)\s*-->", re.S)
+_HEAD = re.compile(r"---\n(.*?)\n---\n", re.S)
 _ELSEWHERE = re.compile(r"[a-z]+:")
 _ADDRESS = re.compile(r'<[^<>]*\b(href|src)="([^"]*)"')
 _ANCHOR = re.compile(r'<[^<>]*\bid="([^"]*)"')
@@ -63,6 +69,8 @@ class Heading:
     words: str
     anchor: str
     texts: list[str] = field(default_factory=list)
+    blocks: list[str] = field(default_factory=list)
+    """Blocks of code and drawings, from which no excerpt is shown."""
 
 
 class Book:
@@ -78,7 +86,7 @@ class Book:
         self.titles = {page: _title(page) for page in self.chapters}
         self.wanted = list(self.chapters)  # and all that these link to
         self.pages: dict[PurePosixPath, str] = {}
-        self.search: list[tuple[str, str, str]] = []
+        self.search: list[tuple[str, str, str, str]] = []
 
     def build(self) -> int:
         """Write every page that a reader can reach.
@@ -115,23 +123,34 @@ class Book:
     # --- chapters ------------------------------------------------------------------------------
 
     def _write_chapter(self, page: PurePosixPath) -> None:
-        tokens = self.markdown.parse((ROOT / page).read_text(encoding="utf-8"))
+        text = (ROOT / page).read_text(encoding="utf-8")
+        head = _HEAD.match(text)
+        text = text[head.end() :] if head else text
+        title = _title(page)
+        if head and not text.startswith("# "):
+            text = f"# {title}\n\n{text}"
+        tokens = self.markdown.parse(text)
         headings: list[Heading] = []
         for index, token in enumerate(tokens):
             if token.type == "heading_open":
                 headings.append(_heading(token, tokens[index + 1], headings))
-            elif token.type in ("inline", "fence") and headings:
+            elif token.type == "fence" and headings:
+                headings[-1].blocks.append(token.content)
+            elif token.type == "inline" and headings and tokens[index - 1].type != "heading_open":
                 headings[-1].texts.append(_words(token))
             elif token.type == "html_block":
                 token.content = _COMMENT.sub(lambda found: self._frame(page, found), token.content)
+                if RECORDED in token.content and _is_picture(tokens[index - 2]):
+                    tokens[index - 2].children = []
             for child in token.children or []:
                 self._mend(child, page)
         body = self.markdown.renderer.render(tokens, self.markdown.options, {})
         body = body.replace("<table>", '<div class="wide" tabindex="0"><table>')
-        body = body.replace("</table>", "</table></div>")
+        body = body.replace("</table>", "</table></div>").replace("<p></p>\n", "")
+        body = body.replace("</h1>", "</h1>" + (_head_table(head[1]) if head else ""), 1)
         place = target(page)
         self.search += [
-            (f"{place}#{each.anchor}", each.words, " ".join(" ".join(each.texts).split()))
+            (f"{place}#{each.anchor}", each.words, _one_line(each.texts), _one_line(each.blocks))
             for each in headings
         ]
         toc = "".join(
@@ -166,23 +185,27 @@ class Book:
         question = found["replay"]
         if question is None:
             return ""
+        if question.endswith(".html"):
+            recorded = PurePosixPath("docs", question)
+            title = re.search("<title>(.*?)</title>", (ROOT / recorded).read_text(encoding="utf-8"))
+            address = self._link(relpath(recorded, page.parent), page)
+            title_words = html.unescape(title[1]) if title else question
+            return _figure(title_words, address).replace(">", f" {RECORDED}>", 1)
         preset = next((each for each in presets() if each["question"] == question), None)
         if preset is None:
             raise InputError(f"{page}: no preset of the playground asks {question!r}")
         setting = Setting.of(preset)
+        outcomes = run_setting(setting)
         place = PurePosixPath("replays", f"{slug(question)}.html")
         if not (self.folder / place).exists():
-            runs = [Run(each.label, each.records, each.budget) for each in run_setting(setting)]
+            runs = [Run(each.label, each.records, each.budget) for each in outcomes]
             write_page(runs, self.folder / place)
-        address, words = relpath(place, target(page).parent), html.escape(question)
-        links = f'<a href="{address}">whole page</a>'
+        link = ""
         if self.has_playground:
             play = relpath("play/index.html", target(page).parent)
-            links += f' <a href="{play}{html.escape(setting.to_link())}">change it</a>'
-        return (
-            f'<figure class="replay"><figcaption>Replay: {words} {links}</figcaption>'
-            f'<iframe src="{address}" loading="lazy" title="{words}"></iframe></figure>\n'
-        )
+            link = f' <a href="{play}{html.escape(setting.to_link())}">change it</a>'
+        address = relpath(place, target(page).parent)
+        return _figure(question, address, link, _figures(setting, outcomes))
 
     # --- code and folders ----------------------------------------------------------------------
 
@@ -194,6 +217,7 @@ class Book:
             for number, line in enumerate(colored, 1)
         )
         body = f'<pre class="code lines" tabindex="0"><code>{lines}</code></pre>'
+        self.search += _names(path, text)
         self._write(path, str(path), f"<h1><code>{path}</code></h1>{body}", wide=True)
 
     def _write_folder(self, path: PurePosixPath) -> None:
@@ -227,6 +251,11 @@ class Book:
     def _nav(self, page: PurePosixPath, up: str) -> Iterator[str]:
         if self.has_playground:
             yield f'<a class="play" href="{up}/play/index.html">Open the playground</a>'
+            links = (
+                f'<a href="{up}/play/index.html#course={name}">{name.upper()}</a>'
+                for name in COURSES
+            )
+            yield f'<p class="courses">Courses: {"".join(links)}</p>'
         for title, pages in self.groups:
             yield f"<h2>{html.escape(title)}</h2><ol>"
             for each in pages:
@@ -296,8 +325,64 @@ def broken_links(pages: Mapping[PurePosixPath, str], folder: Path) -> Iterator[s
 
 
 def _title(page: PurePosixPath) -> str:
-    found = re.search("^# (.*)", (ROOT / page).read_text(encoding="utf-8"), re.M)
-    return found[1].replace("`", "") if found else page.name
+    """Return the first heading; without one, the name of a record."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.search("^# (.*)", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
+    return found[1].replace("`", "") if found else f"Record: {page.stem}"
+
+
+def _head_table(head: str) -> str:
+    """Return the fields at the head of a record as a table."""
+    fields = (line.partition(": ") for line in head.splitlines())
+    cells = "".join(
+        f"<tr><th>{html.escape(name)}<td>{html.escape(value.strip(QUOTE))}"
+        for name, _, value in fields
+    )
+    return f'<div class="wide" tabindex="0"><table class="head">{cells}</table></div>'
+
+
+def _figure(title: str, address: str, link: str = "", figures: str = "") -> str:
+    """Return a frame with a replay."""
+    title = html.escape(title)
+    return (
+        f'<figure class="replay"><figcaption>Replay: {title} <a href="{address}">whole page</a>'
+        f'{link}</figcaption><iframe src="{address}#embed" title="{title}"></iframe>'
+        f"{figures}</figure>\n"
+    )
+
+
+def _figures(setting: Setting, outcomes: Sequence[Outcome]) -> str:
+    """Return the figures that a preset's answer is about, as a table."""
+    names = [claim.partition(":")[0] for claim in setting.shows]
+    lines = (
+        f"<tr><th>{FIGURES[name]}" + "".join(f"<td>{each.figures[name]:.3g}" for each in outcomes)
+        for name in names
+    )
+    titles = "".join(f"<th>{html.escape(each.label)}" for each in outcomes)
+    table = f'<table class="figures"><tr><th>{titles}{"".join(lines)}</table>'
+    return f'<div class="wide" tabindex="0">{table}</div>'
+
+
+def _names(path: PurePosixPath, text: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yield a file for the search, and its public classes and functions, each with the first
+    sentence that it says about itself."""
+    yield f"{target(path)}#", str(path), "", ""
+    if path.suffix != ".py":
+        return
+    for node in ast.parse(text).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+            kind = "class" if isinstance(node, ast.ClassDef) else "def"
+            told = (ast.get_docstring(node) or "").partition("\n\n")[0]
+            yield f"{target(path)}#L{node.lineno}", f"{kind} {node.name}", _one_line([told]), ""
+
+
+def _one_line(texts: Sequence[str]) -> str:
+    return " ".join(" ".join(texts).split())
+
+
+def _is_picture(token: Token) -> bool:
+    """Return whether a paragraph has a picture and nothing else."""
+    return [each.type for each in token.children or []] == ["image"]
 
 
 def _heading(token: Token, inline: Token, before: Sequence[Heading]) -> Heading:

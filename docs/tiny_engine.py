@@ -108,7 +108,9 @@ class BlockManager:
         cached = [] if request.block_table else self._find_cached(request)
         num_held = len(request.block_table) + len(cached)
         num_new = -(-len(request.token_ids) // self.block_size) - num_held  # rounded up
-        if num_new + sum(block in self.free_blocks for block in cached) > len(self.free_blocks):
+        # A cached block that nobody holds is on the free list. To share it takes it off there, too.
+        num_free_cached = sum(block in self.free_blocks for block in cached)
+        if num_new + num_free_cached > len(self.free_blocks):
             return False
         for block in cached:  # before the new ones are taken, which could be these
             self.free_blocks.pop(block, None)
@@ -130,8 +132,11 @@ class BlockManager:
         request.block_table, request.num_computed_tokens = [], 0
 
     def remember(self, row: Row) -> None:
-        """Let others find the blocks that a row fills, in the same step already: each layer writes
-        the keys and values of all rows before any row attends."""
+        """Give the blocks that a row fills their hashes, by which other requests find them.
+
+        The step has not computed them yet. A later row of the same step may share them all the
+        same: each layer first writes the keys and values of all rows, then the rows attend.
+        """
         filled = slice(row.start // self.block_size, row.end // self.block_size)
         hashes = self._block_hashes(row.request)[filled]
         for block, block_hash in zip(row.request.block_table[filled], hashes, strict=True):
@@ -147,8 +152,9 @@ class BlockManager:
     def _block_hashes(self, request: Request) -> list[bytes]:
         hashes, tokens, size = request.block_hashes, request.token_ids, self.block_size
         for end in range((len(hashes) + 1) * size, len(tokens) + 1, size):
-            content = f"{hashes[-1:]} {tokens[end - size : end]}"
-            hashes.append(hashlib.sha256(content.encode()).digest())
+            parent = hashes[-1] if hashes else b""
+            content = parent + str(tokens[end - size : end]).encode()
+            hashes.append(hashlib.sha256(content).digest())
         return hashes
 
 

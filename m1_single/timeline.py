@@ -18,7 +18,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("traces", nargs="+", metavar="trace.jsonl", help="written by trace=PATH")
     parser.add_argument("-o", "--output", default="timeline.png", help=".png or .svg")
     parser.add_argument("--labels", help="titles, separated by commas (default: the milestones)")
-    parser.add_argument("--by", choices=("step", "time"), default="step", help="what x counts")
+    parser.add_argument(
+        "--by", choices=("step", "positions", "time"), default="step", help="what x counts"
+    )
     options = parser.parse_args(arguments)
 
     def draw() -> None:

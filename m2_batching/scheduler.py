@@ -44,8 +44,8 @@ class Scheduler(BaseScheduler):
                 plan.waiting_reasons[request.request_id] = reason
                 break  # the first that does not fit stops it: nobody overtakes
             self.waiting.pop()
-            self._admit(request, plan)
             budget -= request.num_uncomputed_tokens
+            self._admit(request, plan)
         return plan
 
     def reason_to_wait(self, request: Request, budget: int) -> str | None:

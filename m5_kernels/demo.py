@@ -61,7 +61,8 @@ def demo(args: argparse.Namespace) -> None:
         runs.append(work.run("M5 in few bits", m5_kernels, **options))
         show.in_fewer_bits(runs)
         runs.pop()
-    show.timeline(runs, args.out / PICTURE)
+    if engine.model.device.type == "cuda":  # by step both are the same
+        show.timeline(runs, args.out / PICTURE, by="time")
     show.page(runs, args.explore)
 
 

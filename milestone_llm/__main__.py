@@ -1,8 +1,9 @@
 """The programs by one command, which `pip install` makes: `milestone-llm --milestone m2 demo`
 
 demo, walkthrough, bench and serve are those of a milestone (`python -m m2_batching.demo`), play is
-`milestone_llm.lab.playground`, explore is `milestone_llm.lab.explorer`. What follows the name of a
-program are its own options: `milestone-llm serve --help` lists them.
+`milestone_llm.lab.playground`, explore is `milestone_llm.lab.explorer`, chat is
+`milestone_llm.lab.chat`. What follows the name of a program are its own options:
+`milestone-llm serve --help` lists them.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from . import MILESTONES, __version__
 from .cli import Formatter
 
 OF_A_MILESTONE = ("demo", "walkthrough", "bench", "serve")
-OF_ALL = {"play": "playground", "explore": "explorer"}
-"""Programs, and their folders in the lab."""
+OF_ALL = {"play": "playground.__main__", "explore": "explorer.__main__", "chat": "chat"}
+"""Programs, and their modules in the lab."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     module = f"{names[args.milestone]}.{args.program}"
     if args.program in OF_ALL:
-        module = f"milestone_llm.lab.{OF_ALL[args.program]}.__main__"
+        module = f"milestone_llm.lab.{OF_ALL[args.program]}"
     status: int = importlib.import_module(module).main(args.options)
     return status
 

@@ -68,6 +68,8 @@ def ladder(bench: Bench) -> None:
         "prompts": f"{args.common_tokens} tokens that all begin with, and 16..64 of their own",
         "memory": f"{args.kv_cache_tokens:,} tokens of KV: {num_regions} regions of "
         f"max_model_len={args.max_model_len} in M1 and M2, blocks of 16 in M3 and M4",
+        "TPOT": "M1 computes prompts before its batch decodes; from M2 on newcomers' prompts are "
+        "computed between two tokens of the others",
     }
     title = f"ladder, {len(items)} requests"
     bench.compare(title, items, engines, tables=TABLES, facts=facts, about=about)

@@ -39,11 +39,12 @@ def layer(x: Tensor, w: dict[str, Tensor], cache: Cache | None, config) -> tuple
     num_new, head_dim = len(x), config.head_dim
     start = 0 if cache is None else cache[0].shape[1]
 
+    # Attention: each new token uses all tokens so far.
+    normed = rms_norm(x, w["input_layernorm.weight"], config.rms_norm_eps)
+
     def heads(name: str) -> Tensor:
         return (normed @ w[name].T).view(num_new, -1, head_dim).transpose(0, 1)
 
-    # Attention: each new token uses all tokens so far.
-    normed = rms_norm(x, w["input_layernorm.weight"], config.rms_norm_eps)
     theta = config.rope_parameters["rope_theta"]
     query = rotate(heads("self_attn.q_proj.weight"), start, theta)
     key = rotate(heads("self_attn.k_proj.weight"), start, theta)

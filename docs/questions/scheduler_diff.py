@@ -1,8 +1,8 @@
 """What does a milestone's scheduler change in the one before? Its functions, changed lines marked.
 
 `python -m docs.questions.scheduler_diff m2_batching m3_paged` prints M3's `scheduler.py` without
-imports, docstrings and comments; a `+` marks lines that are not in M2's function of that name. With
-names of functions after the packages, only those are printed.
+imports, docstrings and comments. `+` marks lines that are not in M2's function of that name, `-`
+lines of M2's that are gone. With names of functions after the packages, only those are printed.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def functions(package: str) -> dict[str, list[str]]:
 below, above = functions(options.below), functions(options.above)
 for name in options.functions or above:
     for line in difflib.ndiff(below.get(name, []), above[name]):
-        if line[0] in " +":  # deleted lines and ndiff's own hints are left out
+        if line[0] != "?":  # ndiff's own hints
             print(line)
     print()
 gone = [name for name in below if name not in above]

@@ -32,10 +32,24 @@ print(f"same tokens: {tokens[None] == tokens['ngram']}\n")
 
 # Draft token x is proposed; p is the target's distribution. Both rules accept it with probability
 # p[x].
-p = torch.tensor([0.5, 0.3, 0.15, 0.05])
+words, p = ("her", "on", "a", "the"), torch.tensor([0.5, 0.3, 0.15, 0.05])
 draws, guess = 20_000, 1
 seeds, positions = seeds_to_tensor([7]).expand(draws), torch.arange(draws)
-sampled = (p.log() + gumbel_noise(seeds, positions, len(p))).argmax(-1)
+noise = gumbel_noise(seeds, positions, len(p))
+scores = p.log() + noise
+sampled = scores.argmax(-1)
+
+first = int((sampled == guess).nonzero()[0])
+shown = (first, first + 1)
+print("seed 7" + "".join(f"{'':8}position {place:<6}" for place in shown).rstrip())
+print("       log p" + "  noise  log p + noise" * len(shown))
+for token, word in enumerate(words):
+    sums = (f"{noise[i, token]:5.2f}{scores[i, token]:12.2f}{'':6}" for i in shown)
+    print(f"{word:6} {p[token].log():5.2f}  {''.join(sums)}".rstrip())
+print(f"the largest   {''.join(f'{words[sampled[i]]:23}' for i in shown)}".rstrip())
+ends = ("kept" if sampled[i] == guess else f"{words[sampled[i]]!r} instead" for i in shown)
+print(f"guess {words[guess]!r}    {''.join(f'{end:23}' for end in ends)}".rstrip() + "\n")
+
 uniform = torch.rand(draws, generator=torch.Generator().manual_seed(7))
 is_accepted = uniform < p[guess]  # q[guess] is 1: an n-gram always proposes the same
 left = p.clone()

@@ -60,7 +60,9 @@ def long_arrival(args: argparse.Namespace, loaded: LoadedModel, picture: Path) -
         )
     )
     show.summary(runs)
-    show.timeline(runs, picture, by="time", label="{}" if args.scheduler else 'prefill_policy="{}"')
+    # drawn over positions, a long pause is wide
+    label = "{}" if args.scheduler else 'prefill_policy="{}"'
+    show.timeline(runs, picture, by="positions", label=label)
     if args.explore and args.part is None:  # the first page is of part 1
         args.explore = args.explore.with_stem(f"{args.explore.stem}-2")
     show.page(runs, args.explore)

@@ -46,7 +46,7 @@ def shared_prefix(args: argparse.Namespace, loaded: LoadedModel, picture: Path) 
     show.answers(cached, questions)
     show.summary(runs)
     print_counts(engine.stats()["prefix_cache"])
-    show.timeline(runs, picture, by="time")  # drawn over time, a long pause is wide
+    show.timeline(runs, picture, by="positions")  # what a step computes is its width
     show.page(runs, args.explore)
 
 

@@ -24,7 +24,10 @@ class RequestQueue:
         self._requests: dict[str, Request] = {}
 
     def key(self, request: Request) -> Key:
-        """Return the sort key of a request: lower is sooner; unique among unfinished requests."""
+        """Return the sort key of a request: lower is sooner; unique among unfinished requests.
+
+        A scheduler that wants another order replaces it: `self.waiting.key = ...`.
+        """
         priority = request.priority if self.policy == "priority" else 0
         return (priority, request.arrival, request.index)
 

@@ -12,6 +12,7 @@ import itertools
 import linecache
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -37,13 +38,23 @@ def scheduler_class(path: str | None, default: type[SchedulerType]) -> type[Sche
     if path is None:
         return default
     own = load_class(Path(path), "Scheduler", BaseScheduler)
-    wanted, taken = (", ".join(inspect.signature(each).parameters) for each in (default, own))
-    if taken != wanted:
+    wanted = inspect.signature(default).parameters
+    if not _takes(own, wanted):
         raise InputError(
-            f"{path}: {own.__name__} is made of ({taken}), but the scheduler of "
-            f"{default.__module__.partition('.')[0]} of ({wanted}): it is of another milestone"
+            f"{path}: {own.__name__} is made of ({', '.join(inspect.signature(own).parameters)}), "
+            f"but the scheduler of {default.__module__.partition('.')[0]} of "
+            f"({', '.join(wanted)}): it is of another milestone"
         )
     return cast("type[SchedulerType]", own)
+
+
+def _takes(own: type, names: Iterable[str]) -> bool:
+    """Whether a class can be made with arguments of these names, or with any (`*args`)."""
+    try:
+        bound = inspect.signature(own).bind(*names).arguments
+    except TypeError:
+        return False
+    return all(name == given or isinstance(given, tuple) for name, given in bound.items())
 
 
 def load_class(path: Path, name: str, base: type = object) -> type[Any]:
@@ -100,8 +111,11 @@ def place_of(error: BaseException, folder: Path | None = None) -> str:
 
 
 def _has_modules(milestone: str, names: list[str]) -> bool:
-    """Whether a file of this milestone could import these modules relatively."""
-    return all(importlib.util.find_spec(f"{milestone}.{name}") for name in names)
+    """Whether a file of this milestone could import these modules relatively. The playground in a
+    browser has no M5."""
+    return importlib.util.find_spec(milestone) is not None and all(
+        importlib.util.find_spec(f"{milestone}.{name}") for name in names
+    )
 
 
 def _num_common_lines(milestone: str, source: str) -> int:

@@ -16,8 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from milestone_llm.core.allowed_tokens import AllowedTokens
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
@@ -26,6 +24,7 @@ from .params import StructuredOutputsParams
 from .sources import grammar_source
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
@@ -67,6 +66,7 @@ class Grammar(AllowedTokens):
         known tokens break the grammar, or llguidance has given up, nothing is allowed: then the
         request ends with `error`.
         """
+        import numpy as np
         import torch
 
         num_tokens = len(output_token_ids)
@@ -97,6 +97,8 @@ class Grammar(AllowedTokens):
 
     def _next_words(self) -> NDArray[np.uint32]:
         """Return the bitmask of tokens that the matcher allows next, uint32 `[num_words]`."""
+        import numpy as np  # the playground has none
+
         self._words = words = np.zeros((self.vocab_size + 31) // 32, np.uint32)
         if self.matcher.is_error():
             return words

@@ -27,10 +27,12 @@ def test_the_book_has_every_chapter_with_its_tables_and_its_code(book):
         text = book.pages[target(page)]
         tables = re.sub(r"```.*?```", "", source, flags=re.S)
         assert text.count("<table>") == len(re.findall(r"^\|[-| :]+\|$", tables, re.M)), page
+        assert text.count('<table class="head">') == source.startswith("---"), page
+        assert "command: " not in "".join(re.findall("<h[1-6].*?</h", text)), page
         assert text.count("<details>") == source.count("<details>"), page
         assert text.count('class="replay"') == source.count("<!-- replay:"), page
         assert "mermaid" not in text, page
-    docs = book.pages[PurePosixPath("docs/index.html")]
+    docs = book.pages[PurePosixPath("docs/using.html")]
     assert 'href="../milestone_llm/core/engine_core.py.html#L' in docs
 
 
@@ -59,14 +61,28 @@ def test_the_book_opens_from_disk_and_is_searched_by_keyboard(browser, book):
     page.keyboard.press("/")
     page.keyboard.type("preemption swap")
     assert "Preemption" in page.inner_text("#found li >> nth=0")
-    page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.wait_for_url("**#preemption")
+    for asked, first in (
+        ('"stop strings"', "stop strings"),
+        ("BlockManager", "class BlockManager"),
+    ):
+        page.fill("#find", asked)
+        assert first in page.inner_text("#found li >> nth=0")
     page.click("main a[href*='scheduler.py.html']")
     page.wait_for_url("**/scheduler.py.html*")
     theme = opened("() => document.documentElement.dataset.theme")
     page.click("#theme")
-    assert opened("() => document.documentElement.dataset.theme") != theme
+    other = opened("() => document.documentElement.dataset.theme")
+    assert other != theme
+    page.go_back()
+    replay = page.frame_locator(".replay iframe >> nth=0")
+    replay.locator(f":root[data-theme={other}]").wait_for()
+    opened("() => byId('theme').click()")
+    replay.locator(f":root[data-theme={theme}]").wait_for()
+    page.wait_for_function("() => frames.every((each) => each.dataset.height)")
+    assert replay.locator(".timeline:visible").count() == 2
+    assert replay.locator(":root").evaluate("(root) => root.scrollHeight <= innerHeight")
     page.set_viewport_size({"width": 390, "height": 900})
     assert opened("() => document.documentElement.scrollWidth") == 390
     page.click("#menu")

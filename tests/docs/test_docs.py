@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -96,6 +98,23 @@ def test_the_program_of_the_readme_runs(capsys):
     printed = capsys.readouterr().out
     assert "The capital of France is Paris." in printed
     assert "bees 8 length" in printed
+
+
+@pytest.mark.slow  # a server with the real model
+@pytest.mark.usefixtures("smollm2")
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+def test_the_curl_of_the_readme_is_answered_as_it_says():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    ((command, answer),) = re.findall(r"```sh\n(curl .*?)\n# \.\.\. (.*?) \.\.\.\n```", text, re.S)
+    serve = [sys.executable, "-m", "m5_kernels.serve", "--port", "0", "--max-model-len", "512"]
+    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
+        try:
+            url = re.search(r"http://\S+?:\d+", server.stdout.readline())[0]
+            command = command.replace("http://127.0.0.1:8000", url)
+            answered = subprocess.run(command, shell=True, capture_output=True, text=True)
+        finally:
+            server.terminate()
+    assert answer in answered.stdout
 
 
 PAGE = """# A page

@@ -8,9 +8,19 @@ from pathlib import Path
 
 import pytest
 
+import m3_paged.scheduler
+from helpers.schedulers import of_length
+from m2_batching import EngineConfig
+from m2_batching.scheduler import Scheduler
 from m3_paged.demo import main as m3_demo
+from milestone_llm.core.errors import InputError
 from milestone_llm.core.scheduler import BaseScheduler
-from milestone_llm.frontend.custom_scheduler import load_class, milestone_of, place_of
+from milestone_llm.frontend.custom_scheduler import (
+    load_class,
+    milestone_of,
+    place_of,
+    scheduler_class,
+)
 
 ROOT = Path(__file__).parents[2]
 MILESTONES = ["m1_single", "m2_batching", "m3_paged", "m4_prefix_chunked"]
@@ -42,6 +52,27 @@ def test_a_file_is_read_anew_even_within_a_second(tmp_path):
         os.utime(path, (1e9, 1e9))
         assert load_class(path, "Scheduler", BaseScheduler).number == number
     assert milestone_of(path) == "m3_paged"
+
+
+def test_the_scheduler_of_contributing_serves_the_shortest_prompt_first(tmp_path):
+    """It takes `*args`, and is still of its milestone."""
+    (text,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S)
+    path = tmp_path / "my_scheduler.py"
+    path.write_text(text)
+    own = scheduler_class(str(path), Scheduler)(EngineConfig(max_num_seqs=3), 64)
+    for arrival, (name, length) in enumerate({"long": 9, "first": 2, "second": 2}.items()):
+        own.add(of_length(name, length, arrival=arrival))
+    plan = own.schedule()
+    assert [row.request.request_id for row in plan.rows] == ["first", "second", "long"]
+
+
+def test_a_scheduler_that_is_made_of_other_things_is_of_another_milestone(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        MINE + "    def __init__(self, config, num_blocks, max_model_len):\n        pass\n"
+    )
+    with pytest.raises(InputError, match="it is of another milestone"):
+        scheduler_class(str(path), m3_paged.scheduler.Scheduler)
 
 
 @pytest.mark.parametrize(

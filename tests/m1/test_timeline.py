@@ -117,7 +117,7 @@ SCENES = {
 def test_what_no_demo_has_gives_a_picture_too(scene: str, tmp_path: Path) -> None:
     traces = SCENES[scene]()
     labels = [r"$\frac$" for _ in traces]
-    for by in ("step", "time"):
+    for by in ("step", "positions", "time"):
         written = draw_timeline(traces, labels, tmp_path / "new" / f"{by}.png", by)
         assert written.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
@@ -134,6 +134,11 @@ def test_a_row_shows_the_tokens_of_each_chunk_and_which_guesses_were_wrong() -> 
     bars = {bars.get_label(): [bar.get_bbox().bounds for bar in bars] for bars in axes.containers}
     assert bars["wrong guesses (waste)"] == [pytest.approx((1.5, -0.4, 1, 0.4))]
     assert bars["right guesses"] == [pytest.approx((1.5, 0, 1, 0.2))]
+
+
+def test_a_step_is_as_wide_as_what_it_computed() -> None:
+    records = [step(0, [row("r0", "prefill", 0, 37), row("r1")]), step(1, [row("r0")])]
+    assert step_extents(records, "positions") == {0: (0, 38), 1: (38, 39)}
 
 
 def test_the_command_draws_several_files_and_the_same_picture_each_time(

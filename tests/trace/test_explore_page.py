@@ -170,7 +170,9 @@ def test_the_page_shows_what_the_engine_did_at_every_step(package, browser, tmp_
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory: pytest.TempPathFactory) -> str:
     engines = [random_run(package, seed=3)[0] for package in (m1_single, m2_batching)]
-    runs = [Run.of("one", engines[0]), Run.of("two", engines[1], look_at=2)]
+    prompts = {name: f"Prompt of {name}." for name in ("r0", "r1")}
+    runs = [Run.of("one", engines[0], None, prompts), Run.of("two", engines[1], 2, prompts)]
+    runs = [replace(run, texts={token: f" w{token}" for token in range(512)}) for run in runs]
     return write_page(runs, tmp_path_factory.mktemp("two") / "run.html").as_uri()
 
 
@@ -184,13 +186,22 @@ def test_two_traces_share_one_clock_and_stand_line_by_line(browser, two_runs):
     opened = Opened(browser, two_runs)
     assert opened("() => views.map((view) => view.at)") == [2, 2], "it begins there"
     assert opened("() => { moveTo(9); return views.map((view) => view.at) }") == [9, 9]
+    words = "(at) => { moveTo(at); return views[1].box.querySelector('.words').innerText; }"
+    assert "Prompt of r0." in opened(words, 2)
+    rows = (
+        "() => views[1].run.requests.get('r1').rows.map(({ at, row }) => [at, row.sampled_token])"
+    )
+    tokens = [f" w{token}" for at, token in opened(rows) if at <= 9 and token is not None]
+    assert tokens
+    assert f"Prompt of r1.{''.join(tokens)}\n" in opened(words, 9)
     opened.page.keyboard.press("s")
     opened("() => moveTo(lastTime() / 2)")
     times = opened("() => views.map((v) => [v.run.records[v.at].start_s, state.time])")
     assert all(start <= time for start, time in times)
     first, second = opened(
         """() => views.map(({ box }) =>
-          [...box.querySelectorAll(".card")].map((card) => card.getBoundingClientRect().top))"""
+          [...box.querySelectorAll(".card:not([hidden])")]
+            .map((card) => card.getBoundingClientRect().top))"""
     )
     assert first == second == sorted(first)
     assert opened.errors == []

@@ -20,7 +20,7 @@ from milestone_llm.lab.playground.setting import Setting
 from milestone_llm.lab.playground.simulate import run_setting
 from milestone_llm.trace.jsonl import read_run
 
-IDLE = "() => !lab.isAsked"
+IDLE = "() => !lab.isAsked && !lab.isDue"
 
 
 @pytest.fixture
@@ -91,7 +91,14 @@ def test_requests_are_dragged_pulled_longer_added_copied_and_deleted(browser, se
     assert opened("() => lab.setting.requests.map((each) => each.arrival)") == [0, 0, 0, 0]
     opened.page.fill("[data-focus='arrival:0']", "2.5")
     opened.page.keyboard.press("Tab")
+    opened.page.wait_for_function(IDLE)
     assert opened("() => lab.setting.requests.at(-1).arrival") == 2.5
+    assert opened("() => document.activeElement.dataset.focus") == "prompt:3", "now it is the last"
+    opened.page.focus("[data-index='1'] [data-drag=output]")
+    output = opened("() => lab.setting.requests[1].output")
+    opened.page.keyboard.press("ArrowRight")
+    opened.page.keyboard.press("PageUp")
+    assert opened("() => lab.setting.requests[1].output") > output + 1
     for button, count in (("#play-add", 5), ("[data-copy='1']", 6), ("[data-delete='2']", 5)):
         opened.page.click(button)
         assert opened.page.locator("[data-index]").count() == count
@@ -136,7 +143,8 @@ def test_bad_numbers_are_told_in_a_line_and_can_be_mended(browser, serve):
     assert opened.page.inner_text("#play-problem").endswith(
         "max_num_seqs must be at least 1, got 0"
     )
-    assert opened("() => views.length") == 1
+    assert opened("() => views.length") == 2, "the last run stays"
+    assert opened("() => document.body.classList.contains('stale')")
     opened.page.fill("[data-field=max_num_seqs][data-of='0']", "3")
     opened.page.keyboard.press("Tab")
     opened.page.wait_for_selector("#play-problem", state="hidden")

@@ -27,8 +27,8 @@ FILES = [
     File(
         "m3_paged/block_pool.py",
         {
-            "BlockPool.allocate": "step 1: a deque gives its oldest entry, which is the block that "
-            "has been free the longest, with popleft().",
+            "BlockPool.allocate": "step 1: the block that has been free the longest; one request "
+            "holds it now.",
             "BlockPool.share": "step 2: only a bug shares a free block. Assert first, then count.",
             "BlockPool.free": "step 1: count down; a block that nobody holds goes to the end of "
             "the free ones. Step 2: only a bug frees a free block; assert that somebody holds it.",

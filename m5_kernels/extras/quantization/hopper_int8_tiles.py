@@ -104,7 +104,7 @@ itself. The first that fits is used.
 
 The table was made for QKV, output and down of Qwen3-8B's and Qwen3-0.6B's shapes, and the smaller
 model's gate and up, from tiles that were tried on an H200 with 16 to 256 rows
-(docs/reference/m5_attempts.md). Steps with the chosen tiles are in
+(docs/reference/m5_measured.md). Steps with the chosen tiles are in
 docs/measurements/m5_eight_bits_steps.md. Other shapes were not tried.
 """
 MOST_INPUTS = 12288

@@ -103,11 +103,35 @@ def summary(runs: Sequence[DemoRun]) -> None:
             rows.append([title, *(f"{each[name]:,}" for each in figures)])
     console.print(table("", ["", *(run.label for run in runs)], rows, len(runs) > 1))
     if len(runs) > 1:
-        *most, last = [run.label for run in runs]
-        tokens = [[output.token_ids for output in run.outputs] for run in runs]
-        is_same = all(each == tokens[0] for each in tokens)
-        what = "the same tokens" if is_same else "other tokens: sums in another order round apart"
-        console.print(f"\n{', '.join(most)} and {last} gave {what}.")
+        print_same_tokens(runs)
+
+
+def ladder(runs: Sequence[DemoRun]) -> None:
+    """Print the totals of each run in a row, and whether all runs gave the same tokens."""
+    headline("Summary")
+    columns = {
+        "steps": "steps",
+        "rows a step": "rows a step, on average",
+        "useful": "useful share of computed positions",
+        "time": "time",
+        "tok/s": "output tokens per second",
+        "TTFT": "mean TTFT",
+    }
+    rows = []
+    for run in runs:
+        totals = _totals(run)
+        rows.append([run.label, *(totals[name] for name in columns.values())])
+    console.print(table("", ["", *columns], rows))
+    print_same_tokens(runs)
+
+
+def print_same_tokens(runs: Sequence[DemoRun]) -> None:
+    """Print whether all runs gave the same tokens."""
+    *most, last = [run.label for run in runs]
+    tokens = [[output.token_ids for output in run.outputs] for run in runs]
+    is_same = all(each == tokens[0] for each in tokens)
+    what = "the same tokens" if is_same else "other tokens: sums in another order round apart"
+    console.print(f"\n{', '.join(most)} and {last} gave {what}.")
 
 
 def in_fewer_bits(runs: Sequence[DemoRun]) -> None:
@@ -144,7 +168,7 @@ def _totals(run: DemoRun) -> dict[str, str]:
 
 
 def timeline(runs: Sequence[DemoRun], path: Path, by: str = "step", label: str = "{}") -> None:
-    """Draw the traces on shared axes, by step or by time, and print the picture's path."""
+    """Draw the traces on shared axes, and print the picture's path."""
     console.print()
 
     def draw() -> None:
@@ -169,7 +193,8 @@ def picture(what: str, path: Path, draw: Callable[[], object]) -> None:
 def page(runs: Sequence[DemoRun], path: Path | None) -> None:
     """Write the page that replays one or two runs, if a path is given, and print the path."""
     if path is not None:
-        write_page([Run.of(run.label, run.engine) for run in runs[:2]], path)
+        pages = [Run.of(run.label, run.engine, prompts=run.prompts) for run in runs[:2]]
+        write_page(pages, path)
         written("page", path)
 
 

@@ -52,6 +52,20 @@ class DemoRun:
         return ConsoleSink(console, decode=tokenizer and tokenizer.decode)
 
     @property
+    def prompts(self) -> dict[str, str]:
+        """Texts of prompts, by request id. A model without a tokenizer has none."""
+        tokenizer = self.engine.tokenizer
+        if tokenizer is None:
+            return {}
+        pairs = zip(self.outputs, self.items, strict=True)
+        return {
+            each.request_id: item.prompt
+            if isinstance(item.prompt, str)
+            else tokenizer.decode(each.prompt_token_ids, skip_special_tokens=True)
+            for each, item in pairs
+        }
+
+    @property
     def prints_steps(self) -> bool:
         """Whether the engine printed every step itself (`--trace console`, `LLM_TRACE=1`)."""
         sinks = self.engine.tracer.sinks
@@ -142,7 +156,7 @@ def load_work(
     lengths: Sequence[int] = CLASSIC_LENGTHS,
     **params: Any,
 ) -> Work:
-    """Load the model, and make the requests that the options describe.
+    """Load the model, and make the requests that the options describe. EOS ends a text.
 
     Args:
         prompts: used unless `--prompts` gives others. Without a tokenizer, random tokens replace
@@ -155,7 +169,11 @@ def load_work(
     if loaded.tokenizer is None:
         rng = random.Random(args.seed)
         texts = [[rng.randrange(loaded.vocab_size) for _ in text.split()] for text in texts]
-    params = {"temperature": args.temperature, "ignore_eos": args.max_tokens is None} | params
+    has_words = loaded.tokenizer is not None  # random tokens have no end
+    params = {
+        "temperature": args.temperature,
+        "ignore_eos": not has_words and args.max_tokens is None,
+    } | params
     if args.temperature > 0:
         params["seed"] = args.seed
     lengths = [args.max_tokens] if args.max_tokens else lengths

@@ -1,8 +1,11 @@
 """The page that replays a run: one file that works from disk, without a network.
 
-It has a timeline with a cursor, and at the cursor the batch, the token budget, the queues with why
-a request waits, and the owners of every KV block. It also asks what the next step will be. Two runs
-are shown next to each other with one clock.
+It has a timeline with a cursor, and at the cursor prompts with the words so far, the batch, the
+token budget, the queues with why a request waits, and the owners of every KV block. It also asks
+what the next step will be. Two runs are shown next to each other with one clock.
+
+In a frame of another page, with `#embed` at the end of the address, it has only the timelines and
+the words. It takes that page's theme, and tells it how high it is: `embed` in main.js.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from .live import PageLines
 
 SCRIPTS = ("dom", "run", "reader", "timeline", "memory", "panels", "device", "guess", "main")
 MAX_TRACES = 2
+NO_TEXTS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,8 @@ class Run:
     """Most tokens of a step; None: the page finds it in the reasons to wait, or does without."""
     texts: Mapping[int, str] = field(default_factory=dict)
     """Texts of sampled tokens, by token id."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Texts of prompts, by request id."""
     look_at: int | None = None
     """A step to begin at; the timeline marks it."""
 
@@ -49,14 +55,21 @@ class Run:
         return self.label if self.label == milestone else f"{self.label} ({milestone})"
 
     @classmethod
-    def of(cls, label: str, engine: Any, look_at: int | None = None) -> Run:
+    def of(
+        cls,
+        label: str,
+        engine: Any,
+        look_at: int | None = None,
+        prompts: Mapping[str, str] = NO_TEXTS,
+    ) -> Run:
         """Return the run that the tracer of an engine has recorded."""
         records: list[StepRecord] = list(engine.tracer.records)
         rows = [row for record in records for row in record.batch]
         tokens = {row.sampled_token for row in rows if row.sampled_token is not None}
         decode = engine.tokenizer and engine.tokenizer.decode
         texts = {token: token_text(decode, token) for token in tokens} if decode else {}
-        return cls(label, records, engine.config.max_num_batched_tokens, texts, look_at)
+        budget = engine.config.max_num_batched_tokens
+        return cls(label, records, budget, texts, prompts, look_at)
 
 
 @dataclass(frozen=True)
@@ -173,12 +186,22 @@ def _packed(run: Run) -> str:
         "label": run.label,
         "budget": run.max_num_batched_tokens,
         "texts": dict(run.texts),
+        "prompts": {name: shortened(text) for name, text in run.prompts.items()},
         "look_at": run.look_at,
     }
     page = PageLines()
     lines = [json.dumps(meta), *(page.line(record) for record in run.records)]
     packed = gzip.compress("\n".join(lines).encode(), compresslevel=9, mtime=0)
     return base64.b64encode(packed).decode()
+
+
+def shortened(prompt: str) -> str:
+    """Return a prompt in one line. Of a long one, the beginning and the end: prompts with a common
+    beginning differ there."""
+    text = " ".join(prompt.split())
+    if len(text) <= 160:
+        return text
+    return f"{text[:60].rpartition(' ')[0]} … {text[-96:].partition(' ')[2]}"
 
 
 def _hash(text: str) -> str:

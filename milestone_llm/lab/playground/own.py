@@ -14,7 +14,20 @@ from milestone_llm.core.scheduler import BaseScheduler
 from milestone_llm.frontend.custom_scheduler import milestone_of, scheduler_class
 
 from .setting import Setting
-from .simulate import NO_OWN, Outcome, Own, OwnScheduler, run_side
+from .simulate import Outcome, Own, OwnScheduler, run_side
+
+
+class Version:
+    """A version of the file, and whether it has ever run to the end."""
+
+    def __init__(self, scheduler: OwnScheduler) -> None:
+        self.scheduler, self.has_run = scheduler, False
+
+    def run(self, setting: Setting, index: int) -> Outcome:
+        """Run a side of the setting."""
+        outcome = self.scheduler.run(setting, index)
+        self.has_run |= not outcome.problem
+        return outcome
 
 
 class OwnFile:
@@ -28,20 +41,23 @@ class OwnFile:
         self.path, self.milestone = path.resolve(), "m4_prefix_chunked"
         with contextlib.suppress(SyntaxError):  # the page will show the error
             self.milestone = milestone_of(self.path)
-        self.version, self.versions, self._saved = 0, NO_OWN, [0]
+        self.version, self._saved = 0, [0]
+        self._versions: dict[str, Version] = {}
         self._version_class = version_class
         self._lock = threading.Lock()
 
     def refresh(self) -> Own:
-        """Return its newest version and the one before. Load it again if it was saved since."""
+        """Return its newest version, and the last one before it that ran to the end. Load the file
+        again if it was saved since."""
         with self._lock:
             files = [each for each in self.path.parent.glob("*.py") if each.exists()]
             saved = [each.stat().st_mtime_ns for each in sorted(files)]
             if saved != self._saved:
                 self._saved, self.version = saved, self.version + 1
-                new = self._version_class(self.milestone, self.path)
-                self.versions = {"own before": self.versions.get("own", new), "own": new}
-            return self.versions
+                new = Version(self._version_class(self.milestone, self.path))
+                ran = [each for each in reversed(self._versions.values()) if each.has_run]
+                self._versions = {"own before": [*ran, new][0], "own": new}
+            return self._versions
 
 
 class Here:

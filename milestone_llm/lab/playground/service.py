@@ -75,8 +75,8 @@ class Playground:
         milestones = {name: (title, name) for name, title in ENGINES.items()}
         if self.file is not None:
             name = self.file.path.name
-            milestones["own"] = (name, self.file.milestone)
-            milestones["own before"] = (f"{name} before", self.file.milestone)
+            milestones["own"] = (f"yours: {name}", self.file.milestone)
+            milestones["own before"] = (f"before: {name}", self.file.milestone)
         data = {
             "presets": presets(),
             "engines": {
@@ -88,12 +88,25 @@ class Playground:
             "choices": CHOICES,
             "request": vars(RequestSpec()),
             "own": self.file and self.file.milestone,
+            "own_setting": self.file and own_setting(self.file.milestone),
         }
         text = json.dumps(data).replace("<", "\\u003c")  # no element of the page ends inside it
         html = _asset("play.html").replace("{{data}}", text)
         script = (ask or _asset("ask.js")) + _asset("play.js")
         part = PagePart("Playground", html, script, _asset("play.css"), policy)
         return explorer_html(part=part)
+
+
+def own_setting(milestone: str) -> dict[str, Any]:
+    """Return a setting that shows what the order of a queue does: short and long requests come
+    almost together, and there are two rows."""
+    lengths = [(40, 60), (160, 20), (12, 12), (80, 40), (8, 8), (120, 16), (24, 30), (16, 10)]
+    requests = [
+        {"arrival": index / 10, "prompt": prompt, "output": output}
+        for index, (prompt, output) in enumerate(lengths)
+    ]
+    fields = {"max_num_seqs": 2, "max_model_len": 256}
+    return {"requests": requests, "sides": [{"engine": milestone, "fields": fields}]}
 
 
 def presets() -> list[dict[str, Any]]:

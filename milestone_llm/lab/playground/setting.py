@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import field, fields
@@ -139,7 +140,12 @@ def told_in_a_line() -> Iterator[None]:
         yield
     except ValidationError as error:
         first = error.errors()[0]
-        raise InputError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        place = ".".join(map(str, first["loc"]))
+        place = re.sub(r"^requests\.(\d+)\.?", r"r\1: ", place)
+        reason = first["msg"].replace("Input should be", "must be")
+        if "ctx" in first:
+            reason += f", got {first['input']}"
+        raise InputError(f"{place}: {reason}".replace(": :", ":")) from None
 
 
 def config_class(milestone: str) -> Any:

@@ -24,6 +24,11 @@ from .block_history import kv_during_steps
 from .picture import set_titles, whole_numbers, write_picture
 from .timeline_panels import Extents, draw_batch, draw_kv, draw_requests
 
+_X_NAMES = {
+    "step": "step",
+    "positions": "positions computed",
+    "time": "seconds spent in steps",
+}
 _ROW_NAMES = ("request", "rows in\nthe batch", "KV cache,\ntokens")
 
 
@@ -39,7 +44,8 @@ def draw_timeline(
         traces: the records of each run.
         labels: a title for each trace.
         path: file to write; ends in .png or .svg.
-        by: "step" (all steps have the same width) or "time" (their duration, in seconds).
+        by: "step" (all steps have the same width), "positions" (what they computed) or "time"
+            (their duration, in seconds).
 
     Raises:
         InputError: the path has another ending, or `by` is "time" and a trace has no times.
@@ -51,17 +57,20 @@ def draw_timeline(
 def step_extents(records: Sequence[StepRecord], by: str) -> Extents:
     """Return where each step begins and ends on the x axis.
 
-    By "step", step 7 is from 6.5 to 7.5; by "time", steps follow one another in seconds.
+    By "step", step 7 is from 6.5 to 7.5; by "positions" and by "time", steps follow one another.
 
     Raises:
         InputError: see `draw_timeline`.
     """
     if by == "step":
         return {record.step: (record.step - 0.5, record.step + 0.5) for record in records}
-    ms = [record.schedule_ms + record.execute_ms + record.update_ms for record in records]
-    if not any(ms):
-        raise InputError("the trace holds no times: draw it by step")
-    ends = np.cumsum([0.0, *ms]) / 1000
+    if by == "positions":
+        widths = [float(sum(row.num_new_tokens for row in record.batch)) for record in records]
+    else:
+        widths = [(r.schedule_ms + r.execute_ms + r.update_ms) / 1000 for r in records]
+        if not any(widths):
+            raise InputError("the trace holds no times: draw it by step")
+    ends = np.cumsum([0.0, *widths])
     return {record.step: both for record, both in zip(records, pairwise(ends), strict=True)}
 
 
@@ -81,6 +90,7 @@ def _draw(
         height_ratios=[gantt_height, 1.1, 1.3],
     )
     ends = [end for steps in extents for both in steps.values() for end in both]
+    grid[0, 0].set_xlim(min(ends), max(ends) + (max(ends) - min(ends)) * 0.02)
     usages = [np.array(kv_during_steps(records)) for records in traces]
     max_tokens = max(usage.sum(axis=1).max() for usage in usages)
     for column, records, steps, usage, label in zip(
@@ -92,7 +102,7 @@ def _draw(
         draw_batch(batch, records, x)
         draw_kv(kv, records, x, usage, 4 * max_tokens)
         set_titles(requests, label, _subtitle(records, label, x[-1] if by == "time" else None))
-        kv.set_xlabel("step" if by == "step" else "seconds spent in steps")
+        kv.set_xlabel(_X_NAMES[by])
         for axes in column:
             axes.grid(axis="x", color="#e4e4e4", linewidth=0.6)
             axes.set_axisbelow(True)
@@ -102,7 +112,6 @@ def _draw(
         axes.set_ylabel(name)
     for axes in grid[1:, 0]:
         axes.set_ylim(bottom=0)
-    grid[0, 0].set_xlim(min(ends), max(ends) + (max(ends) - min(ends)) * 0.02)
     if by == "step":
         grid[0, 0].xaxis.set_major_locator(whole_numbers())
     figure.align_ylabels(grid[:, 0])

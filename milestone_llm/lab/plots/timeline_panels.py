@@ -91,7 +91,8 @@ def _draw_chunks(
     """Mark the chunks of a prompt computed in several steps: gaps between them, and tokens of
     each."""
     own = {(row.request_id, one.step): row.num_new_tokens for one in records for row in one.batch}
-    whole = extents[records[-1].step][1] - extents[records[0].step][0]
+    begin, end = axes.get_xlim()
+    points_per_unit = 72 * axes.bbox.width / axes.figure.dpi / (end - begin)
     for span in request_spans(records):
         if span.phase != "prefill" or span.first_step == span.last_step:
             continue
@@ -99,10 +100,12 @@ def _draw_chunks(
         for step in range(span.first_step, span.last_step + 1):
             left, right = extents[step]
             axes.vlines(right, line - 0.4, line + 0.4, "white", linewidths=1, zorder=3.5)
-            size = min(8.0, 260 * (right - left) / whole)
+            text = f"{own[span.request_id, step]}"
+            size = (
+                points_per_unit * (right - left) / (0.64 * len(text))
+            )  # of a digit in DejaVu Sans
             if size >= 5:
-                look: dict[str, Any] = {"fontsize": size, "color": "white", "zorder": 4}
-                text = f"{own[span.request_id, step]}"
+                look: dict[str, Any] = {"fontsize": min(8.0, size), "color": "white", "zorder": 4}
                 axes.text((left + right) / 2, line, text, ha="center", va="center", **look)
 
 

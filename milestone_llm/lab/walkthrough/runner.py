@@ -9,6 +9,7 @@ a prompt, and fails where the guide does not fit the code.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import pdb
 import sys
 from collections.abc import Callable, Sequence
@@ -62,6 +63,8 @@ def _walk(guide: Guide, scenario: Callable[[], Any], options: argparse.Namespace
 
     from .card import CardPrinter
 
+    if not options.list and importlib.util.find_spec("transformers") is None:
+        raise ModuleNotFoundError("the scenario needs an engine", name="transformers")
     is_auto = options.auto or sys.stdin is None
     CardPrinter(guide).start()
     if options.list:

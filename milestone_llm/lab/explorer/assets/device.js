@@ -12,7 +12,6 @@ const isLike = (one, other) => one.device.is_graph === other.device.is_graph && 
 function drawDevice({ run, at, box }) {
   if (!views.some((view) => view.run.records[0]?.device)) return;
   if (!box.querySelector(".device")) box.querySelector(".timeline").after(el("div.card.device"));
-  byId("runs").classList.add("timed");
   const parts = run.records[at].device ? deviceParts(run, at) : [el("p.soft", "This trace has no device times.")];
   const isOpen = box.querySelector(".device details")?.open;
   box.querySelector(".device").replaceChildren(el("h3", "Host and device, under a profiler"), ...parts);

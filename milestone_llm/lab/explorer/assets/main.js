@@ -282,7 +282,11 @@ function toggleHelp() {
 }
 
 const forward = () => (guessing.isOn ? say("what comes next is to be guessed") : stepBy(1));
-const toggleTheme = () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+function toggleTheme() {
+  const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  storedTheme(theme);
+  setTheme(theme);
+}
 const span = () => (state.to - state.from) / 4;
 const ACTIONS = {
   ArrowLeft: () => stepBy(-1), ArrowRight: forward, Home: () => moveTo(0),
@@ -350,9 +354,43 @@ function connect() {
   }).observe(byId("runs"));
 }
 
+// The reader's choice for all pages of this server, the book's included. From disk there may be none.
+function storedTheme(chosen) {
+  try {
+    if (chosen) localStorage.theme = chosen;
+    return localStorage.theme;
+  } catch {
+    return undefined;
+  }
+}
+
+// In a frame: the page around it says which theme it has, and gives the frame the height that it wants.
+function embed() {
+  document.body.classList.add("embed");
+  const tellHeight = () => parent.postMessage({ height: Math.ceil(document.body.getBoundingClientRect().height) }, "*");
+  addEventListener("message", ({ source, data }) => {
+    if (source !== parent || !["dark", "light"].includes(data?.theme)) return;
+    setTheme(data.theme);
+    tellHeight(); // that page may have begun to listen only now
+  });
+  new ResizeObserver(tellHeight).observe(document.body);
+}
+
+// On paper it is light, and all steps are seen.
+function printInLight() {
+  let before;
+  addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme;
+    setTheme("light");
+  });
+  addEventListener("afterprint", () => setTheme(before));
+}
+
 async function main() {
   const isDark = matchMedia("(prefers-color-scheme: dark)").matches;
-  document.documentElement.dataset.theme = isDark ? "dark" : "light";
+  document.documentElement.dataset.theme = storedTheme() ?? (isDark ? "dark" : "light");
+  if (location.hash === "#embed" && parent !== window) embed();
+  printInLight();
   const live = byId("live-source");
   try {
     const traces = [...document.querySelectorAll('script[type="text/x-trace"]')];

@@ -112,13 +112,13 @@ function makeMemory(view) {
       if (!names) {
         frame(context, block, "--line", 1);
         if (cached.has(block)) hatch(context, x + 1, y + 1, s - 2, s - 2, css("--soft"), -1, Math.max(3, s / 5));
-        if (s >= 24) drawText(context, block, x + 3, y + 7, 9, "--soft");
+        if (s >= 24) drawText(context, block, x + 5, y + 9, 9, "--soft", s - 9);
         continue;
       }
       if (names.length > 1) frame(context, block, "--text", 1.5);
-      if (s >= 24) drawText(context, block, x + 3, y + 7, 9, "--text");
-      if (s >= 34) drawText(context, names.length > 1 ? `×${names.length}` : short(names[0]), x + 3, y + s - 10, 10.5, "--text", s - 5);
       if (names.includes(state.lit)) frame(context, block, "--text", 3);
+      if (s >= 24) drawText(context, block, x + 5, y + 9, 9, "--text", s - 9);
+      if (s >= 34) drawText(context, names.length > 1 ? `×${names.length}` : short(names[0]), x + 5, y + s - 10, 10.5, "--text", s - 9);
     }
   }
 

@@ -19,8 +19,28 @@ function drawPanels(view) {
   set("happened", ...whatHappened(run, record));
   set("times", ...stepTimes(record));
   set("kv", kvText(run, at));
+  const words = wordsSoFar(run, at);
+  set("words", ...words);
+  box.querySelector(".words").hidden = !words.length;
   drawDevice(view);
 }
+
+// Each request that has come, its prompt, and the text that it has got so far. Of very many, those
+// that the step concerns.
+function wordsSoFar(run, at) {
+  const { texts, prompts } = run.meta;
+  const promptOf = (name) => prompts[name.split("/")[0]] ?? beginningOf(name) ?? "";
+  const record = run.records[at];
+  const here = new Set([...record.batch.map((row) => row.request_id), ...record.running, ...record.waiting, ...record.swapped]);
+  const isAll = run.requests.size <= MAX_ROWS;
+  const names = [...run.requests.keys()].filter((name) => (isAll ? firstSeen(run, name) <= at : here.has(name))).slice(0, MAX_ROWS);
+  if (!names.some((name) => promptOf(name)) && !Object.keys(texts).length) return [];
+  const answer = (name) => requestOf(run, name).rows.filter((each) => each.at <= at && each.row.sampled_token !== null)
+    .map(({ row }) => `${row.num_accepted_tokens ? "…" : ""}${texts[row.sampled_token] ?? ""}`).join("");
+  return names.map((name) => el("li", { "data-row": name }, who(run, name), el("span", el("span.why", promptOf(name)), " ", el("b", answer(name)))));
+}
+
+const firstSeen = (run, name) => Math.min(...requestOf(run, name).spans.slice(0, 1).map(({ from }) => from));
 
 function positions({ phase, start, num_new_tokens: count }) {
   if (phase === "padding") return `– (+${count})`;

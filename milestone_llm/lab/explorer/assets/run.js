@@ -6,7 +6,7 @@ const requestColor = (index) => REQUEST_COLORS[index % REQUEST_COLORS.length];
 
 function makeRun(meta) {
   return {
-    meta: { label: "", budget: null, texts: {}, look_at: null, ...meta },
+    meta: { label: "", budget: null, texts: {}, prompts: {}, look_at: null, ...meta },
     records: [],
     useful: 0, // of the positions `computed` so far: what the trace's reader counted
     computed: 0,

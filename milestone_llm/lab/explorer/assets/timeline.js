@@ -252,8 +252,9 @@ function makeTimeline(view) {
 
   function drawAxis(context, color) {
     const span = state.to - state.from;
-    const digit = 10 ** Math.floor(Math.log10(span / 6));
-    const unit = [1, 2, 5, 10].map((factor) => factor * digit).find((size) => span / size <= 8) || digit * 10;
+    const most = Math.max(2, Math.min(8, Math.floor((timeline.width - GUTTER) / 52))); // labels side by side
+    const digit = 10 ** Math.floor(Math.log10(span / most));
+    const unit = [1, 2, 5, 10].map((factor) => factor * digit).find((size) => span / size <= most) || digit * 10;
     const each = state.axis === "steps" ? Math.max(1, Math.round(unit)) : unit;
     const first = run.records[0].step; // of a live page it is not 0
     context.fillStyle = color;

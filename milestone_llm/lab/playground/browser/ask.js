@@ -9,12 +9,15 @@ function beginAsking() {
   startWorker();
   const button = el("button", { id: "code-open" }, "write your own");
   byId("play-beside").after(button);
-  button.onclick = async () => {
+  const open = async () => {
     button.disabled = true;
     byId("play-busy").textContent = busyWords();
-    await import("./editor.js").then(({ openEditor }) => openEditor()).catch(tellError);
+    await import("./editor.js").then(({ openEditor }) => openEditor(lab.course)).catch(tellError);
     byId("play-busy").textContent = "";
   };
+  button.onclick = open;
+  lab.course = /^#course=(\w+)$/.exec(location.hash)?.[1] ?? ""; // a link opens a course
+  if (lab.course) open();
 }
 
 async function ask(path, body) {

@@ -13,7 +13,8 @@ const keyOf = (name) => `code:${name}`;
 const writtenIn = (name) => localStorage.getItem(keyOf(name)) ?? code.texts[name];
 const courseOf = (name) => name.match(/^exercises\/build\/(\w+)\//)?.[1];
 
-export async function openEditor() {
+// With the name of a course, its first file.
+export async function openEditor(course) {
   code.texts = JSON.parse(await ask("/files", null));
   const title = (name) => (courseOf(name) ? `course ${courseOf(name)}: ${name.split("/").at(-1)}` : `a copy of ${name}`);
   const names = Object.keys(code.texts);
@@ -36,15 +37,21 @@ export async function openEditor() {
   again.onclick = () => replace(code.texts[code.name]);
   save.onclick = () => download(courseOf(code.name) ? code.name.split("/").at(-1) : "my_scheduler.py", code.view.state.doc.toString());
   const milestone = `${lab.setting.sides.at(-1).engine}/scheduler.py`;
-  pick.value = milestone in code.texts ? milestone : names[0];
+  const firstOfCourse = names.find((each) => courseOf(each) === course);
+  pick.value = firstOfCourse ?? (milestone in code.texts ? milestone : names[0]);
   open(pick.value);
 }
 
 const replace = (text) => code.view.dispatch({ changes: { from: 0, to: code.view.state.doc.length, insert: text } });
 
+// A course has the page to itself, and begins where there is something to write.
 function open(name) {
   code.name = name;
   replace(writtenIn(name));
+  lab.course = courseOf(name) ?? "";
+  document.body.classList.toggle("course", lab.course !== "");
+  const at = writtenIn(name).indexOf("raise NotImplementedError");
+  if (lab.course && at >= 0) code.view.dispatch({ selection: { anchor: at }, effects: EditorView.scrollIntoView(at, { y: "center" }) });
 }
 
 function written(text) {

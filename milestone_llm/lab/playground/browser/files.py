@@ -50,8 +50,10 @@ class Files:
     def texts(self) -> dict[str, str]:
         """Return the files that can be opened, in their original form."""
         texts = {name: (self.root / name).read_text(encoding="utf-8") for name in SCHEDULERS}
-        for name in COURSES:
-            texts |= Course.named(name).texts()
+        for course in map(Course.named, COURSES):
+            own = course.texts()
+            first = [path for path in map(course.path, course.steps) if path in own]
+            texts |= {path: own[path] for path in [*first, *own]}  # in the order of the steps
         return texts
 
     def write(self, data: Mapping[str, str]) -> str:
@@ -81,7 +83,7 @@ class Files:
             if step.needs_model:
                 told.append(f"{title}: on your machine, python -m exercises.build {course.name}")
             elif found := problem(step, course.parts):
-                told += [title, "", step.task, f"You write it in {course.path(step)}.", "", found]
+                told += [title, "", step.task, f"You write it above, in {step.file}.", "", found]
                 break
             else:
                 told.append(f"{title}  passes")

@@ -3,7 +3,7 @@
 // lab.setting is what `Setting` in setting.py is, with its defaults filled in; lab.head is the first
 // line of the answer: figures and problems of the sides. The explorer draws the runs.
 
-const lab = { setting: null, data: null, head: null, isAsked: false, isDue: false, drag: null };
+const lab = { course: "", setting: null, data: null, head: null, isAsked: false, isDue: false, drag: null };
 const LATE_MS = 300;
 const NUMBERS = { arrival: "at, s", prompt: "prompt", output: "output", priority: "priority", shared: "shared" };
 const DICE = { count: ["how many", 12], rate: ["a second", 1], seed: ["seed", 0], prompt: ["prompt", 16], prompt_to: ["to", 128], output: ["output", 16], output_to: ["to", 128] };
@@ -49,24 +49,25 @@ function showAnswer(text) {
   lab.head = JSON.parse(first);
   const { sides, formula, link } = lab.head;
   const runs = sides.map(({ label, budget, records }) => runOf({ label, budget }, lines.splice(0, records)));
-  showRuns(runs.filter((run) => run.records.length));
+  const isRefused = sides.some(({ records }) => !records);
+  const isKept = isRefused && filled().length > 0; // the last run, greyed, until the value is mended
+  if (!isKept) showRuns(runs.filter((run) => run.records.length));
   const told = sides.filter((side) => side.problem).map(({ label, problem, where, step }) =>
     `${label}${step === null ? "" : `, step ${step}`}: ${problem}${where && `\n    ${where}`}`);
-  const broken = runs.find((run, index) => sides[index].problem && run.records.length);
+  const broken = isKept ? null : runs.find((run, index) => sides[index].problem && run.records.length);
   if (broken && byId("play-problem").textContent !== told.join("\n")) moveTo(stepBegin(broken, broken.records.length - 1, state.axis));
   showProblems(told);
-  drawFigures(sides);
+  if (!isKept) drawFigures(sides);
   byId("play-formula").textContent = formula;
   clearTimeout(lab.timer); // a browser refuses hundreds of addresses a second
-  lab.timer = setTimeout(() => history.replaceState(null, "", link), 300);
-  return true;
+  if (!lab.course) lab.timer = setTimeout(() => history.replaceState(null, "", link), 300);
+  return !isKept;
 }
 
 // --- opening, changing, saving ---------------------------------------------------------------------
 
 async function openLink(link) {
-  const first = Math.max(0, lab.data.presets.findIndex(({ sides }) => sides[0].engine === lab.data.own));
-  if (link.length < 2) return openSetting(lab.data.presets[first], first);
+  if (link.length < 2 || lab.course) return lab.data.own ? openSetting(lab.data.own_setting, "") : openSetting(lab.data.presets[0], 0);
   const text = await ask("/run", link).catch((error) => error);
   if (typeof text === "string") return openSetting(JSON.parse(text.split("\n", 1)[0]).setting, "");
   await openSetting(lab.data.presets[0], 0);
@@ -102,9 +103,10 @@ function becomeOnesOwn() {
   byId("play-preset").value = "";
 }
 
-// After every change but those amid a drag. What had the focus has it again.
+// After every change but those amid a drag. What had the focus has it again, at the same request.
 function changed() {
-  const { focus } = document.activeElement?.dataset ?? {};
+  const [name, of] = document.activeElement?.dataset?.focus?.split(":") ?? [];
+  const request = lab.setting.requests[Number(of)];
   const { question, answer, sides } = lab.setting;
   const isTold = byId("play-tell").getAttribute("aria-expanded") === "true";
   const hint = answer ? "The figures with ▸ hold the answer." : "Drag requests, change fields, and see what becomes of the run.";
@@ -116,7 +118,8 @@ function changed() {
   for (const button of document.querySelectorAll('[data-side="1"]')) button.hidden = sides.length < 2;
   drawRequests();
   drawSides();
-  if (focus) document.querySelector(`[data-focus="${focus}"]`)?.focus();
+  const index = lab.setting.requests.indexOf(request); // they are sorted by arrival
+  if (name) document.querySelector(`[data-focus="${name}:${index < 0 ? of : index}"]`)?.focus();
   return recompute();
 }
 
@@ -163,9 +166,10 @@ function drawRequests() {
 
 function requestRow(request, index, names) {
   const fill = { style: { background: requestColor(index) } };
-  const handle = (kind, drag) => el(`div.${kind}`, { "data-drag": drag, title: `${drag}: drag` }, kind === "dot" ? fill : "");
+  const handle = (kind, drag) => el(`div.${kind}`, { "data-drag": drag, "data-focus": `drag-${drag}:${index}`, title: `${drag}: drag, or arrow keys`,
+    role: "slider", tabindex: 0, "aria-label": `r${index} ${NUMBERS[drag]}`, "aria-valuemin": drag === "arrival" ? 0 : 1 }, kind === "dot" ? fill : "");
   const number = (name) => el("input", { type: "number", min: 0, step: "any", "data-focus": `${name}:${index}`, "data-number": name, "aria-label": `r${index} ${NUMBERS[name]}` });
-  const button = (what, sign) => el("button", { [`data-${what}`]: index, "aria-label": `${what} r${index}`, title: `${what} r${index}` }, sign);
+  const button = (what, sign) => el("button", { [`data-${what}`]: index, "data-focus": `${what}:${index}`, "aria-label": `${what} r${index}`, title: `${what} r${index}` }, sign);
   const row = el("div.request", { "data-index": index }, el("b", el("i", fill), `r${index}`),
     el("div.track", handle("dot", "arrival")), el("div.track", el("div.bar.prompt", fill), el("div.bar.output", fill), handle("grip", "prompt"), handle("grip", "output")),
     names.map((name) => el("label", el("span", NUMBERS[name]), number(name))), button("copy", "copy"), button("delete", "✕"));
@@ -183,6 +187,11 @@ function placeRequest(row, request) {
   place('[data-drag="prompt"]', prompt);
   place('[data-drag="output"]', end);
   for (const input of row.querySelectorAll("input")) input.value = request[input.dataset.number];
+  for (const each of row.querySelectorAll("[data-drag]")) {
+    const most = { arrival: lab.seconds, prompt: lab.tokens, output: lab.tokens }[each.dataset.drag];
+    const values = { "aria-valuenow": request[each.dataset.drag], "aria-valuemax": most };
+    for (const [name, value] of Object.entries(values)) each.setAttribute(name, value);
+  }
 }
 
 const requestOfRow = (element) => lab.setting.requests[Number(element.closest(".request").dataset.index)];
@@ -206,6 +215,22 @@ function goOnDragging({ clientX }) {
   placeRequest(row, request);
   becomeOnesOwn();
   recompute();
+}
+
+// A handle by the keyboard: a hundredth of its track, or a tenth.
+function moveHandle(event) {
+  const { target, key } = event;
+  const name = target.dataset.drag;
+  const steps = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageDown: -10, PageUp: 10 }[key];
+  if (!name || !steps) return;
+  event.preventDefault();
+  event.stopPropagation(); // the cursor stays
+  const [request, most] = [requestOfRow(target), name === "arrival" ? lab.seconds : lab.tokens];
+  const unit = name === "arrival" ? most / 100 : Math.max(1, Math.round(most / 100));
+  const moved = Math.max(name === "arrival" ? 0 : 1, request[name] + steps * unit);
+  request[name] = name === "arrival" ? Number(moved.toPrecision(4)) : moved;
+  becomeOnesOwn();
+  changed();
 }
 
 function endDrag() {
@@ -262,7 +287,7 @@ function drawFigures(sides) {
     const isClaimed = lab.setting.shows.some((claim) => claim.startsWith(`${name}:`));
     return el(isClaimed ? "tr.shows" : "tr", el("th", title), values.map((value) => el("td.n", told(value))), el("td.n", isWhole ? against(...values) : ""));
   });
-  byId("play-figures").replaceChildren(el("tr", el("th", ""), columns("th.n"), el("th.n", sides.length > 1 ? "B to A" : "")), ...rows);
+  byId("play-figures").replaceChildren(el("tr", el("th", ""), columns("th.n"), el("th.n", sides.length > 1 ? "A → B" : "")), ...rows);
 }
 
 // --- controls --------------------------------------------------------------------------------------
@@ -281,8 +306,10 @@ function connectPlay() {
     else if (target.dataset.number) requestOfRow(target)[target.dataset.number] = Number(target.value);
     else lab.setting.machine = target.value;
     becomeOnesOwn();
-    changed();
+    lab.isDue = true;
+    setTimeout(changed); // by then Tab has moved the focus
   });
+  on("keydown", moveHandle);
   on("click", ({ target }) => {
     const { requests, sides } = lab.setting;
     const { save: what, copy, delete: gone } = target.dataset;
