@@ -124,7 +124,9 @@ class LLMEngine(BaseEngine):
         if is_pipelined(config):
             pipeline = partial(Pipeline, can_run_ahead=ModelRunner.can_run_ahead)
         vocab_size = loaded.model.config.get_text_config().vocab_size
-        grammars = Grammars(loaded.tokenizer, vocab_size, stop_token_ids(loaded.model))
+        grammars = Grammars(
+            loaded.tokenizer, vocab_size, stop_token_ids(loaded.model), before=group.compile
+        )
         super().__init__(
             config,
             loaded,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.engine_driver import Peers
 
 from .decoder.shard import Shard
@@ -38,6 +39,9 @@ class Group:
     def oom_suppressed(self) -> contextlib.AbstractContextManager[None]:
         """Ignore that memory does not hold a step, which is then not computed."""
         return contextlib.suppress(torch.OutOfMemoryError)
+
+    def compile(self, params: SamplingParams) -> None:
+        """Tell the other processes of a grammar that is about to be compiled."""
 
     def peers(self, grammars: Grammars) -> Peers:
         """Return the same engine in the other processes, for the driver of this one."""

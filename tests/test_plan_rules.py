@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 import m4_prefix_chunked
 from helpers.engines import greedy, hf_greedy, make_engine, random_prompts, run_to_end
 from milestone_llm.core.errors import PlanError
+from milestone_llm.core.kv import KVEvent
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.plan_rules import broken_rule_of_blocks
 
 PROMPTS = dict(zip("xyz", random_prompts([3, 5, 9], seed=4), strict=True))
 OWN = """from m4_prefix_chunked.scheduler import Scheduler as Base
@@ -96,3 +101,10 @@ def test_generate_comes_back_from_a_scheduler_that_loses_a_request(method, tmp_p
         engine.generate([PROMPTS["x"], PROMPTS["y"]], [greedy(2), greedy(4)])
     assert caught.value.where == f"{tmp_path / 'mine.py'}, line 4"
     assert not engine.has_unfinished_requests()
+
+
+def test_a_plan_moves_the_blocks_that_kv_memory_has_moved():
+    kv = SimpleNamespace(events=[KVEvent("copy_on_write", "x", [3, 4])], blocks_of=None)
+    assert broken_rule_of_blocks(StepPlan(copies=[(3, 4)]), kv, 0) is None
+    told = broken_rule_of_blocks(StepPlan(copies=[(3, 5)]), kv, 0)
+    assert told == "the plan's copies are of blocks [(3, 5)], and KV memory has moved [(3, 4)]"

@@ -14,6 +14,10 @@ class AllowedTokens(Protocol):
     def num_allowed(self) -> int:
         """Number of tokens that the last result of `bits` allows."""
 
+    @property
+    def problem(self) -> str | None:
+        """Why the last result of `bits` allows nothing; None: it allows something."""
+
     def bits(self, output_token_ids: Sequence[int], num_known: int | None = None) -> Any:
         """Return the tokens that may follow this output: a tensor, int32 `[ceil(vocab_size / 32)]`
         on the CPU, in which token t has bit t % 32 of word t // 32.

@@ -47,3 +47,5 @@ class EngineCoreOutput:
     """`stop`, `length`, `abort`, `error`; None while tokens may still come."""
     facts: RequestFacts | None = None
     """Present in the first and in the last output of the first of a prompt's completions."""
+    failed_rule: str | None = None
+    """Why no token was allowed, if the request has ended with `error` for that."""

@@ -137,6 +137,8 @@ class Request:
         )
         if (num_tokens == 0 or self.finish_reason is not None) and self.index == 0:
             output.facts = self._facts(num_tokens == 0)
+        if self.finish_reason == "error" and self.allowed_tokens is not None:
+            output.failed_rule = self.allowed_tokens.problem
         return output
 
     def _facts(self, is_first: bool) -> RequestFacts:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,16 @@ class Grammar(AllowedTokens):
             return self.vocab_size
         return sum(int(word).bit_count() for word in self._words[self._words > 0])
 
+    @property
+    def problem(self) -> str | None:
+        """Why the last bitmask allows nothing; None: it allows something."""
+        if self.num_allowed:
+            return None
+        error = str(self.matcher.get_error())
+        if not error or "NoExtension" in error:
+            return "no text that the model's tokens can spell matches it"
+        return error
+
     def bits(self, output_token_ids: Sequence[int], num_known: int | None = None) -> Tensor:
         """Return the bitmask of allowed tokens, int32 `[ceil(vocab_size / 32)]`.
 
@@ -75,15 +85,10 @@ class Grammar(AllowedTokens):
         has_failed = num_taken < num_known or self.matcher.is_error()
         if num_taken < num_tokens and not has_failed:
             return torch.full(((self.vocab_size + 31) // 32,), -1, dtype=torch.int32)
-        words = self._next_words()
+        words = self.next_words()
         if has_failed:
             words[:] = 0
         return torch.from_numpy(words.view(np.int32))
-
-    def has_text(self) -> bool:
-        """Return whether a token may be the first. It needs no torch, which HTTP's process has not
-        loaded."""
-        return bool(self._next_words().any())
 
     def continuation(
         self, output_token_ids: Sequence[int], token_ids: list[int], most: int
@@ -95,8 +100,9 @@ class Grammar(AllowedTokens):
         forced = forced[: self.matcher.validate_tokens(forced)]
         return forced or token_ids[: self.matcher.validate_tokens(token_ids)]
 
-    def _next_words(self) -> NDArray[np.uint32]:
-        """Return the bitmask of tokens that the matcher allows next, uint32 `[num_words]`."""
+    def next_words(self) -> NDArray[np.uint32]:
+        """Return the bitmask of tokens that the matcher allows next, uint32 `[num_words]`. It needs
+        no torch, which HTTP's process has not loaded."""
         import numpy as np  # the playground has none
 
         self._words = words = np.zeros((self.vocab_size + 31) // 32, np.uint32)
@@ -154,6 +160,7 @@ class Grammars:
         tokenizer: the model's tokenizer; None: grammars are not possible.
         eos_token_ids: tokens that end an output.
         is_logged: whether to log what is left out of a lenient schema.
+        before: called with the parameters of a request before its grammar is compiled.
     """
 
     def __init__(
@@ -162,8 +169,10 @@ class Grammars:
         vocab_size: int,
         eos_token_ids: frozenset[int],
         is_logged: bool = True,
+        before: Callable[[SamplingParams], None] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.before = before
         self.is_logged = is_logged
         self.vocab_size = vocab_size
         self.eos_token_ids = sorted(eos_token_ids)
@@ -198,6 +207,8 @@ class Grammars:
             )
         if params.ignore_eos:
             raise InputError("structured_outputs end with EOS: ignore_eos cannot be True")
+        if self.before is not None and wanted.key not in self._compiled:
+            self.before(params)
         return Grammar(self._matcher(wanted).deep_copy(), self._tables())
 
     def _matcher(self, wanted: StructuredOutputsParams) -> Any:
@@ -226,11 +237,9 @@ class Grammars:
         if matcher.is_error():
             raise InputError(f"structured outputs cannot use this: {matcher.get_error():.500}")
         first = Grammar(matcher.deep_copy(), tokens)
-        if not first.has_text():
-            text = "no text that the model's tokens can spell matches it"
-            if "NoExtension" not in (error := first.matcher.get_error()):
-                text = error or text
-            raise InputError(f"structured outputs cannot use this: {text:.500}")
+        first.next_words()
+        if first.problem:
+            raise InputError(f"structured outputs cannot use this: {first.problem:.500}")
         left_out = [f"pattern {each!r}" for each in source.left_out]
         left_out += matcher.get_grammar_warnings()
         if left_out and self.is_logged:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from milestone_llm.core.errors import InputError
 
+from .endings import lark_can_end, schema_can_end
 from .params import StructuredOutputsParams
 
 MAX_BLANKS = 32
@@ -68,7 +69,9 @@ def _text(params: StructuredOutputsParams, left_out: list[str]) -> str:
         texts = " | ".join(map(_quoted, params.choice))
         return LLMatcher.grammar_from_lark(f"start: {texts}")
     if params.grammar is not None:
-        return _with_schemas_prepared(grammar_from("grammar", params.grammar), left_out)
+        lark = _with_schemas_prepared(grammar_from("grammar", params.grammar), left_out)
+        _check_end(lark_can_end(lark))
+        return lark
     schema = json.loads(str(params.json or '{"type": "object"}'))
     return LLMatcher.grammar_from_json_schema(json.dumps(_prepared(schema, left_out)))
 
@@ -77,11 +80,12 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
     """Return a JSON schema with a limit on blanks, and without what it gives leave to leave out.
 
     Raises:
-        InputError: its `multipleOf` would take too long to compile.
+        InputError: its `multipleOf` would take too long to compile, or no text matches it.
     """
     if not isinstance(schema, dict):
         return schema
     _check_multiples(schema)
+    _check_end(schema_can_end(schema))
     options = schema.get("x-guidance", {})
     if not isinstance(options, dict):
         return schema  # llguidance refuses it
@@ -90,6 +94,11 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
     if "whitespace_flexible" not in options:
         options = {"whitespace_pattern": _BLANKS, **options}
     return {**schema, "x-guidance": options}
+
+
+def _check_end(can_end: bool) -> None:
+    if not can_end:
+        raise InputError("structured outputs cannot use this: no text that ends matches it")
 
 
 def _quoted(text: str) -> str:

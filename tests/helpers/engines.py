@@ -151,6 +151,7 @@ def assert_empty(engine: Any) -> None:
     assert not engine.has_unfinished_requests()
     stats = engine.stats()
     assert (stats["waiting"], stats["running"], stats["kv"]["used"]) == (0, 0, 0)
+    assert not engine.core.unfinished
     engine.scheduler.check_invariants()
 
 

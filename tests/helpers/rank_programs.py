@@ -10,6 +10,7 @@ import os
 import random
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from m5_kernels.kernels.launch import Launch
 from m5_kernels.kernels.pdl import LATE, NEVER
 from m5_kernels.kernels.rms_norm import rms_norm_torch
 from milestone_llm.structured import StructuredOutputsParams
+from milestone_llm.structured.grammars import Grammars
 
 LIMITS: dict[str, Any] = {
     "max_num_seqs": 6,
@@ -208,9 +210,18 @@ def only_rank_0_is_asked(rank: int, size: int) -> Any:
 
 def rules(rank: int, size: int, model: str) -> Any:
     """Ask only rank 0 for structured outputs, together with a free text."""
+    compiled: list[tuple[str, bool]] = []
+    compile_one = Grammars._compile
+
+    def noted(grammars: Grammars, wanted: StructuredOutputsParams) -> Any:
+        thread = threading.current_thread()
+        compiled.append((wanted.key, thread is threading.main_thread()))
+        return compile_one(grammars, wanted)
+
+    setattr(Grammars, "_compile", noted)  # noqa: B010
     if rank:
         Ranks.join(size, "cpu").follow(LLMEngine)
-        return "followed to the end"
+        return compiled
     colour = StructuredOutputsParams(choice=("red", "green"))
     number = StructuredOutputsParams(regex="[0-9]{3}-[a-f]{2,5}")
     params = [
@@ -222,7 +233,7 @@ def rules(rank: int, size: int, model: str) -> Any:
         [output.token_ids for output in engine.generate(["a", "b", "c"], params)]
         for engine in engines
     ]
-    return {"found": found, "expected": expected}
+    return {"found": found, "expected": expected, "rules": [colour.key, number.key]}
 
 
 def different_calls(rank: int, size: int) -> Any:

@@ -274,3 +274,13 @@ def test_a_request_gets_bitwise_the_same_alone_and_in_any_batch(
         alone = sample(logits[row : row + 1], [request])
         assert alone == together[row : row + 1]
         assert alone == reversed_[row : row + 1]
+
+
+def test_of_equally_likely_tokens_the_lower_ids_are_named_first() -> None:
+    (sampled,) = sample(torch.zeros(1, 40), [make_request(temperature=0, logprobs=3)])
+    assert sampled.logprobs is not None
+    assert [(token, each.rank) for token, each in sampled.logprobs.items()] == [
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]

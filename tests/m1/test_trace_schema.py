@@ -155,3 +155,10 @@ def test_every_sink_sees_every_record_and_one_that_fails_no_more():
     with pytest.warns(RuntimeWarning, match="no space left"):
         engine.generate([5, 6], greedy(2))
     assert [len(each) for each in seen] == [2, 2, 1]
+
+
+def test_two_runs_of_one_step_in_a_file_are_two_runs(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text(2 * (json.dumps(json.loads(LINE)) + "\n"), encoding="utf-8")
+    with pytest.raises(InputError, match="several runs"):
+        read_run(path)

@@ -25,3 +25,4 @@ def test_each_block_is_hashed_once(monkeypatch):
     life = Life(max_num_batched_tokens=5)
     life.run(request_of("a", prompt("ABC", 3)))
     assert calls == [prompt("ABC")[i : i + 4] for i in (0, 4, 8)]
+    assert not life.cache.hashes, "of requests that have ended"

@@ -275,6 +275,7 @@ def test_records_and_counts_tell_guesses_from_tokens():
     assert told == [(0, 0, 5), (4, 1, 2), (4, 4, 5)]
     assert [row.phase for row in rows] == ["prefill", "decode", "decode"]
     assert [row.start for row in rows] == [0, 5, 7]
+    assert [row.sampled_token for row in rows] == [known[0], known[2], known[7]]
     assert [record.num_padding_tokens for record in engine.tracer.records] == [0, 3, 0]
     for record in engine.tracer.records:
         assert StepRecord.from_json(json.dumps(record.to_dict())) == record

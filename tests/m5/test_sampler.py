@@ -86,3 +86,22 @@ def test_a_mask_goes_to_the_row_of_its_request():
         masks.send(dict.fromkeys(ruled, only_token_3))
         num_allowed = masks.apply(scores, rows).isfinite().sum(dim=1).tolist()
         assert num_allowed == [1 if row in ruled else 40 for row in range(4)]
+
+
+def test_a_row_without_biases_has_none():
+    state = DeviceState(1, 8, 4, VOCAB_SIZE, torch.device("cpu"))
+    for biases, total in (({3: 1.5}, 24), ({}, 0)):  # the second takes the row of the first
+        state.add_request(0, Request("r", [1], SamplingParams(logit_bias=biases)), 0)
+        state.flush()
+        assert float(state.views["biases"].sum()) == total
+
+
+def test_min_tokens_bans_no_token_where_none_stops():
+    request = Request("r", [1], SamplingParams(temperature=0, min_tokens=2))
+    state = DeviceState(1, 8, 4, VOCAB_SIZE, torch.device("cpu"))
+    state.add_request(0, request, 0)
+    state.flush()
+    row, place = torch.zeros(2, 1, dtype=torch.int32)
+    logits = -torch.arange(VOCAB_SIZE)[None].float()  # token 0 is the likeliest
+    features = SamplingFeatures.of([request])
+    assert Sampler(state).sample(logits, row, place, features).tolist() == [0]

@@ -93,6 +93,8 @@ def test_bad_requests_are_refused_and_change_no_token_of_the_others(package):
             for bad in ([], [5] * 32, None):
                 with pytest.raises(InputError, match="prompt"):
                     serve([[5, 6], [7], bad])
+            with pytest.raises(InputError, match="n=9"):
+                serve([[5, 6], [7]], [SamplingParams(), SamplingParams(n=9)])
 
     assert serve_good_requests(package, disturb) == serve_good_requests(package)
 

@@ -90,6 +90,8 @@ def test_a_call_is_shown_alike_beside_every_form_of_content(render, template, co
 
 def test_arguments_are_objects_for_the_template(render):
     assert "see city=Rome" in render(STRICT, [USER, assistant(parts("ok"), CALL), RESULT])
+    without = {**CALL, "function": {"name": "see", "arguments": ""}}  # as some clients write none
+    assert "see" in render(STRICT, [USER, assistant("ok", without), RESULT])
 
 
 def test_a_call_that_a_template_does_not_show_is_written_as_the_server_writes_calls(render):

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import threading
 
 import pytest
@@ -14,6 +15,9 @@ from milestone_llm.frontend.detokenizer import Detokenizer
 from milestone_llm.serving.api.async_engine import MAX_MESSAGES
 from milestone_llm.serving.api.errors import ApiError
 from milestone_llm.serving.api.metrics import ENDS
+from milestone_llm.serving.api.protocol import CompletionRequest
+from milestone_llm.serving.api.response_bodies import ResponseBodies
+from milestone_llm.serving.api.token_texts import Vocabulary
 from milestone_llm.serving.engine.client import (
     EngineCoreOutputs,
     EngineRequest,
@@ -46,6 +50,30 @@ def deliver(engine, *token_ids, completion="r", finish_reason=None):
     message = EngineCoreOutputs()
     message.add(EngineCoreOutput(completion, list(token_ids), [], finish_reason))
     engine.deliver(message)
+
+
+def test_an_echo_is_in_the_first_event_only():
+    async def play(engine, request):
+        body = CompletionRequest(prompt="w1", echo=True, stream=True)
+        names = Vocabulary(word_tokenizer())
+        bodies, texts = ResponseBodies(request, "r", "m", body, ["w1"], names), []
+        for token_id in (3, 4, 5):
+            deliver(engine, token_id, finish_reason="length" if token_id == 5 else None)
+            event = bodies.events(await request.outputs()).removeprefix(b"data: ")
+            texts.append(json.loads(event)["choices"][0]["text"])
+        return texts
+
+    assert with_one_request(play) == ["w1w3", " w4", " w5"]
+
+
+def test_each_token_has_a_gap_though_several_come_of_one_step():
+    async def play(engine, request):
+        for token_ids in ([3], [4, 5, 6], [8]):
+            deliver(engine, *token_ids)
+        await request.outputs()
+        return counted(engine.metrics, "inter_token_latency_seconds_count")
+
+    assert with_one_request(play) == 4
 
 
 def test_tokens_that_come_while_http_is_busy_go_out_together():

@@ -81,6 +81,26 @@ def test_what_cannot_be_compiled_is_named(m4, fields, told):
     assert refused.value.param in fields
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"structured_outputs": {"grammar": 'root ::= "a"{1000000000}'}}, "Too many items"),
+        ({"response_format": strict(enum=["ab\u65e5", "ab\u65e6"])}, "tokens can spell"),
+    ],
+)
+def test_a_rule_that_fails_amid_an_output_is_named(m4, fields, told):
+    (param,) = fields
+    asked = {"model": m4.model, "messages": MESSAGES, "extra_body": fields, "max_tokens": 90}
+    with pytest.raises(openai.BadRequestError, match=f"{param} failed .*{told}") as failed:
+        m4.client().chat.completions.create(**asked)
+    assert failed.value.param == param
+    stream, texts = m4.client().chat.completions.create(**asked, stream=True), []
+    with pytest.raises(openai.APIError, match=f"{param} failed .*{told}") as failed:
+        texts += (event.choices[0].delta.content for event in stream)
+    assert failed.value.param == param
+    assert "".join(texts)  # what came before
+
+
 def test_fields_that_are_all_null_ask_for_nothing(m4):
     body = {"prompt": "a", "max_tokens": 2, "structured_outputs": {"json": None, "regex": None}}
     assert m4.fetch("POST", "/v1/completions", body)[0] == 200

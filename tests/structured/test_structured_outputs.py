@@ -221,6 +221,46 @@ def test_forced_tokens_end_before_a_special_tokens_name() -> None:
     assert rule.continuation(forced, guesses, 9) == guesses
 
 
+LIST = {"type": "array", "items": {"$ref": "#"}}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#/$defs/a~1%25"}}}
+ENDLESS: list[dict[str, Any]] = [
+    {"grammar": 'start: "a" start'},
+    {"grammar": 'root ::= "a" b-c\nb-c ::= root+ | ("d" | "e") root'},
+    {"grammar": 'start: "a" (b | "c" start)\n?b[capture]: start~2..3 // d\n  | "x"? start -> e'},
+    {"grammar": 'start: "a" {1,2} start [B] %json {"type": "null"}\nB: "b" | B2\nB2: "c"'},
+    {"json": {**LIST, "minItems": 1}},
+    {"json": {"anyOf": [{**LIST, "minItems": 2}, {"allOf": [True, {"$ref": "#"}]}]}},
+    {"json": {"$defs": {"a/%": {**NODE, "required": ["next"]}}, **NODE, "required": ["next"]}},
+    {"json": {"type": "array", "prefixItems": [1, {"$ref": "#"}], "minItems": 2}},
+    {"grammar": 'start: "a" | %json {"type": "array", "items": {"$ref": "#"}, "minItems": 1}'},
+]
+"""No text of these ends."""
+ENDING: list[dict[str, Any]] = [
+    {"grammar": 'start: "a" start | "b"'},
+    {"grammar": 'root ::= "a" (root | "b")? c{0,3}\nc ::= "d" root'},
+    {"grammar": 'start: "a" (b | "c" start)\n!b: ("x".."z")~1..2 -> d\n  | start // c\n  | start?'},
+    {"grammar": 'start: b c-d\nb[capture]: [start] "e"\n%ignore /[ ]/\nc-d: /x\\// | c-d'},
+    {"json": LIST},
+    {"json": {**LIST, "type": ["array", "null"], "minItems": 1}},
+    {"json": {"anyOf": [{"$ref": "#"}, {"type": "string"}]}},
+    {
+        "json": {
+            "$defs": {"a/%": {**NODE, "type": ["object", "null"]}},
+            **NODE,
+            "required": ["next"],
+        }
+    },
+    {"json": {"type": "array", "prefixItems": [{"const": 1}, LIST], "minItems": 1}},
+]
+
+
+@pytest.mark.parametrize("wanted", ENDING, ids=lambda wanted: str(wanted)[:40])
+def test_rules_that_call_themselves_are_taken_if_a_text_ends(wanted: dict[str, Any]) -> None:
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    assert grammars.rule_of(params(wanted)) is not None
+
+
 BAD: list[dict[str, Any]] = [
     {},
     {"regex": "a", "choice": ["b"]},
@@ -243,6 +283,7 @@ BAD: list[dict[str, Any]] = [
     {"json": {"allOf": [{"$ref": "#"}]}},
     {"grammar": "root ::= root"},
     {"grammar": "start: A\nA: /a+/ & /b+/"},
+    *ENDLESS,
     {"choice": ["\u65e5"]},  # the tokenizer has no such bytes
     {"regex": "\ud800"},
     {"choice": ["\ud800"]},

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.group import Group
+from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.pretrained import build_empty_model
 from milestone_llm.structured.grammars import Grammars
 
@@ -67,6 +68,10 @@ class RankGroup(Group):
     def oom_suppressed(self) -> contextlib.AbstractContextManager[None]:
         """Suppress nothing: the others wait for this rank's part of a sum, so all end together."""
         return contextlib.nullcontext()
+
+    def compile(self, params: SamplingParams) -> None:
+        """Let the other ranks compile the grammar of a request, too."""
+        self.ranks.compile(params, self.number)
 
     def peers(self, grammars: Grammars) -> RankPeers:
         """Return the same engine on the other ranks."""

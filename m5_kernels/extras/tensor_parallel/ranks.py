@@ -24,6 +24,7 @@ import pickle
 import signal
 import socket
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -33,6 +34,9 @@ import torch
 import torch.distributed as dist
 
 from milestone_llm.core.errors import InputError
+from milestone_llm.core.sampling_params import SamplingParams
+from milestone_llm.frontend.input_processor import InputProcessor
+from milestone_llm.structured.grammars import compiling_threads
 
 from .rank_monitor import FOLLOWS, LEAVES, RankMonitor
 from .rank_shard import RankShard
@@ -51,6 +55,8 @@ class BroadcastCall(NamedTuple):
 
 class RankedEngine(Protocol):
     """The methods of an engine that the ranks call."""
+
+    input_processor: InputProcessor
 
     def follow(self, call: str) -> None:
         """Make the same call that this engine has begun on rank 0."""
@@ -113,6 +119,7 @@ class Ranks:
         )
         self._num_engines = 0
         self._pending: BroadcastCall | None = None
+        self._sending = threading.Lock()
         self.num_exchanges = 0
         self.is_out_of_sync = False
         self._monitor = RankMonitor(self.rank, self.size, self._control, lambda: self.num_exchanges)
@@ -135,10 +142,12 @@ class Ranks:
             RuntimeError: this rank is about to make another call than rank 0, or some rank has
                 left.
         """
-        self.num_exchanges += 1
         if self.rank == 0:
-            self._send(BroadcastCall(call, engine, content))
+            with self._sending:
+                self.num_exchanges += 1
+                self._send(BroadcastCall(call, engine, content))
             return content
+        self.num_exchanges += 1
         message = self._pending or self.receive()
         self._pending = None
         if (message.call, message.engine) != (call, engine):
@@ -147,6 +156,13 @@ class Ranks:
                 f"{message.call} of engine {message.engine}: all ranks have to make the same calls"
             )
         return message.content
+
+    def compile(self, params: SamplingParams, engine: int) -> None:
+        """Let the ranks that follow compile a request's grammar while rank 0 does, so that no rank
+        compiles it in a step. Any thread may call it. Ranks that make their own calls compile it
+        there."""
+        if self.rank == 0 and self._monitor.has_followers:
+            self.exchange("compile", engine, params)
 
     def smallest(self, number: int) -> int:
         """Return the smallest of all ranks' numbers."""
@@ -225,8 +241,14 @@ class Ranks:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
         engines: dict[int, RankedEngine] = {}
+        threads = compiling_threads()
         self._monitor.say(FOLLOWS)
         while (message := self.receive()).call != "leave":
+            if message.call == "compile":
+                self.num_exchanges += 1
+                grammars = engines[message.engine].input_processor.grammars
+                threads.submit(grammars.rule_of, message.content)
+                continue
             self._pending = message
             if message.call == "build":
                 model, fields, alive = message.content
@@ -238,9 +260,11 @@ class Ranks:
                     engines[message.engine] = kind(model, **fields)
                 except InputError as error:
                     sys.exit(f"rank {self.rank} could not build the engine: {error}")
+                engines[message.engine].input_processor.grammars.warm_up()
             else:
                 engines[message.engine].follow(message.call)
         self.num_exchanges += 1  # "leave" was one, too
+        threads.shutdown()
 
     # -- the end -----------------------------------------------------------------------------
 

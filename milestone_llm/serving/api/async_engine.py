@@ -48,20 +48,27 @@ class ApiRequest:
         """When the client asked, in seconds of `time.perf_counter()`."""
         self.is_refused = False
         """Whether the engine has rejected one of its requests."""
+        self.rule_param = ""
         self.queue = OutputQueue()
         self._error: ApiError | None = None
         self._has_changed = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
 
     def start(
-        self, requests: Sequence[EngineRequest], is_stream: bool, deadline: float | None
+        self,
+        requests: Sequence[EngineRequest],
+        is_stream: bool,
+        deadline: float | None,
+        rule_param: str = "structured_outputs",
     ) -> None:
         """Pass the requests to the engine.
 
         Args:
             is_stream: whether each new output is wanted, or only the whole at the end.
             deadline: seconds after their arrival; if it passes, the answer is an error.
+            rule_param: field of the body that has the rule of the output, if there is one.
         """
+        self.rule_param = rule_param
         self.queue = OutputQueue(wants_all=is_stream)
         self.arrival_time = requests[0].arrival_time
         if deadline is not None:
@@ -280,7 +287,11 @@ class AsyncEngine:
                 outputs.append(output)
                 owners[followed.owner] = None
                 _count(output, followed, counting, message.time)
-                if output.finish_reason == "error":
+                if output.failed_rule is not None:
+                    param = followed.owner.rule_param
+                    text = f"{param} failed amid the output: {output.failed_rule}"
+                    followed.owner.fail(ApiError(400, text, param=param))
+                elif output.finish_reason == "error":
                     error = ApiError(500, "the step that computed this request failed")
                     followed.owner.fail(error)
         ended = self._process(outputs)

@@ -180,7 +180,7 @@ class Service:
         if self.page is not None:
             for name, text in zip(names, body.prompt_texts(), strict=False):
                 self.page.name(name, text)
-        request.start(requests, is_stream, body.deadline)
+        request.start(requests, is_stream, body.deadline, body.rule_param)
 
     async def _check_rule(self, params: SamplingParams, param: str) -> None:
         """Compile the grammar that constrains the answer, if there is one.

@@ -155,8 +155,10 @@ def test_ranks_follow_where_only_rank_0_is_asked(two_at_a_time):
 def test_a_rule_holds_on_all_ranks_where_only_rank_0_is_asked(tmp_path):
     pytest.importorskip("llguidance", reason="llguidance is not installed")
     folder = save_tiny_model(tmp_path / "model")
-    result, _ = Started("rules", 2, tmp_path / "ranks", model=str(folder)).results()
+    result, compiled = Started("rules", 2, tmp_path / "ranks", model=str(folder)).results()
     assert result["found"] == result["expected"]
+    # each once, and not in the thread of rank 1's steps
+    assert sorted(compiled) == sorted([key, False] for key in result["rules"])
 
 
 def test_ranks_that_are_asked_for_different_things_end_with_a_message(tmp_path):
