@@ -3,6 +3,7 @@
     lesson            Triton kernels; linear layers by the library, one row by `skinny_linear`
     devices           on a CPU, torch's own kernels; on a GPU, linear layers of few rows, prefill of
                       long chunks, tokens to the host
+    families          norms, activations and ropes that llama has not
     quantization      weights of 8 or 4 bits                       `quantization`
     tensor_parallel   a part of each layer, sums over all GPUs     `tensor_parallel_size`
     spec_decode       a runner that verifies draft tokens          `speculation`
@@ -23,7 +24,9 @@ from milestone_llm.core.errors import InputError
 
 from .config import EngineConfig
 from .decoder.attention import AttentionShape
-from .decoder.config import DecoderConfig
+from .decoder.config import DecoderConfig, is_fusible
+from .decoder.decoder import FusedDecoder
+from .decoder.load import Decoder
 from .decoder.ops import LESSON, DecoderOps
 from .group import Group
 from .kernels.launch import PLAIN, Launch
@@ -41,6 +44,7 @@ class Backend:
     copy: CopyToHost = copy_to_host
     runner: Any = ModelRunner
     """A class with the arguments of `ModelRunner`."""
+    decoder: type[Decoder] = FusedDecoder
     weights: Iterable[tuple[str, Any]] | None = None
     """Loaded instead of the model's own weights, in the form that `FusedDecoder.load` takes."""
     scheduler_parts: Mapping[str, Any] | None = None
@@ -87,6 +91,8 @@ def choose_backend(
         chosen = _gpu(chosen, config, model, device, group)
     elif group.size == 1:
         chosen = _cpu(chosen)
+    if is_fusible(model.config) and not DecoderConfig.from_hf(model.config).is_lesson:
+        chosen = _family(chosen, config, model, group)
     if config.quantization == "int8":
         chosen = _int8(chosen, model, device, group)
     elif config.quantization == "gguf":
@@ -136,6 +142,17 @@ def _gpu(
     if runs_on_hopper(device, model.dtype, head_dim, config.block_size):
         ops = replace(ops, attention=hopper_attention)
     return replace(lesson, ops=ops, copy=write_to_host)
+
+
+def _family(chosen: Backend, config: EngineConfig, model: PreTrainedModel, group: Group) -> Backend:
+    from .extras.families.family_decoder import FamilyDecoder
+
+    name = model.config.model_type
+    if group.size > 1:
+        raise InputError(f"tensor_parallel_size={group.size}: layers of {name} are not cut")
+    if config.quantization == "gguf":
+        raise InputError(f'quantization="gguf": matrices of {name} are not kept as in the file')
+    return replace(chosen, decoder=FamilyDecoder)
 
 
 def _int8(chosen: Backend, model: PreTrainedModel, device: torch.device, group: Group) -> Backend:

@@ -70,23 +70,22 @@ def what_runs(engine: Any) -> str:
     """Which form of the kernels this engine uses, and why."""
     import torch
 
-    from .decoder.decoder import FusedDecoder
     from .kernels.triton_or_twin import INTERPRETED
 
-    device, form = engine.model.device, ""
-    is_fused = isinstance(engine.decoder, FusedDecoder)
-    if not is_fused:
+    device, decoder, form = engine.model.device, engine.decoder, f"{engine.decoder.name}, "
+    if not decoder.must_be_captured:
         family = engine.model.config.model_type
-        form = f"there is no fused decoder for {family}: Hugging Face's modules, our attention; "
+        form = f"there is no fused decoder for {family}: {decoder.name}, our attention; "
     if device.type == "cuda":
-        graphs = "without" if engine.config.enforce_eager else "with"
+        has_graphs = decoder.can_be_captured and not engine.config.enforce_eager
+        graphs = "with" if has_graphs else "without"
         return f"{form}Triton kernels on {torch.cuda.get_device_name(device)}, {graphs} CUDA graphs"
     if INTERPRETED:
         return f"{form}Triton kernels under the interpreter, since TRITON_INTERPRET=1 is set"
-    if not is_fused:
+    if not decoder.must_be_captured:
         return f"{form}torch's attention, since there is no GPU"
     bits = {"gguf": ", weights in the file's own bits", "int8": ", weights in eight bits"}
-    return f"merged products and torch's kernels{bits.get(engine.config.quantization, '')}"
+    return f"{form}merged products and torch's kernels{bits.get(engine.config.quantization, '')}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -91,7 +91,8 @@ class LLMEngine(BaseEngine):
         backend = adapt_backend(choose_backend(config, model, whole, device, group))
         decoder = load_decoder(
             model, whole, wanted_len, device, backend.ops, group.shard, backend.weights,
-            is_whole=is_whole,
+            backend.decoder, is_whole=is_whole,
+            graphs=None if config.enforce_eager or device.type != "cuda" else backend.launch,
         )  # fmt: skip
         check_rows(config.max_num_seqs, wanted_len, config.block_size, device)
 
@@ -140,7 +141,7 @@ class LLMEngine(BaseEngine):
             aging_seconds=config.aging_seconds,
             block_size=config.block_size,
         )
-        self.decoder, self._own_runner = decoder, own_runner
+        self.decoder, self.decoder_name, self._own_runner = decoder, decoder.name, own_runner
         group.register(self)
 
     def warm_up(self) -> None:

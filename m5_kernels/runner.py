@@ -90,7 +90,8 @@ class ModelRunner:
         self._num_blocks_sent: dict[str, int] = {}
         self.buckets = Buckets(config.max_num_seqs, step.max_tokens)
         self.graphs: StepGraphs | None = None
-        if cache.device.type == "cuda" and not config.enforce_eager:
+        has_graphs = cache.device.type == "cuda" and not config.enforce_eager
+        if has_graphs and decoder.can_be_captured:
             self.graphs = StepGraphs(
                 self.state.step_rows, step.compute, self.group, must=decoder.must_be_captured
             )

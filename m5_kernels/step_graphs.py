@@ -11,17 +11,16 @@ lengths, the number of decode rows before the first chunk. Sequences beyond the 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from milestone_llm.core.plan import ScheduledRequest
-from milestone_llm.gc_control import gc_paused
 
 from .group import Group
+from .kernels.cuda_graph import GraphMemory, is_out_of_memory
 from .sampler import SamplingFeatures
 
 log = logging.getLogger(__name__)
@@ -97,20 +96,6 @@ class Buckets:
 def decode_sizes(most: int) -> list[int]:
     """Return the batch sizes, up to `most`, for which there are graphs of decode steps."""
     return [n for n in (1, 2, 4, 8) if n < most] + [*range(16, most, 16), most]
-
-
-class GraphMemory:
-    """What graphs that never run at the same time share: memory, and a stream to capture on.
-
-    captured: all captured graphs, and graphs whose capture failed. When the first graph of a stream
-    is destroyed, PyTorch also frees what the library needs for all other graphs captured on that
-    stream (its issue 193402). So none is freed alone.
-    """
-
-    def __init__(self) -> None:
-        self.pool: Any = None
-        self.stream: torch.cuda.Stream | None = None
-        self.captured: list[torch.cuda.CUDAGraph] = []
 
 
 class StepGraphs:
@@ -210,34 +195,5 @@ class StepGraphs:
     def _capture(
         self, bucket: StepShape, features: SamplingFeatures
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        """Capture a step. Nothing is computed. Kernels that are not loaded yet are loaded here."""
-        graph, here, memory = torch.cuda.CUDAGraph(), torch.cuda.current_stream(), self.memory
-        # Capture on our own stream: torch's default one belongs to the device that captured first.
-        # And without `torch.cuda.graph`, which waits for the device and frees all spare memory.
-        memory.stream = memory.stream or torch.cuda.Stream(self.step_rows.device)
-        memory.stream.wait_stream(here)
-        # Disable gc: if it collected a dead engine, destroying that engine's graphs would break
-        # this capture. Calls of other threads do not break it ("thread_local").
-        with torch.cuda.stream(memory.stream), gc_paused():
-            graph.capture_begin(memory.pool, capture_error_mode="thread_local")
-            try:
-                tokens = self.compute(bucket, features)
-            except BaseException:
-                with contextlib.suppress(RuntimeError):  # this error says less about the cause
-                    graph.capture_end()
-                if memory.captured:
-                    memory.captured.append(graph)
-                raise
-            graph.capture_end()
-        memory.captured.append(graph)
-        here.wait_stream(memory.stream)
-        memory.pool = memory.pool or graph.pool()
-        return graph, tokens
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Return whether an error means that GPU memory is full.
-
-    Torch's allocator raises a class of its own. The driver and Triton only say it in the message.
-    """
-    return "out of memory" in str(error)
+        """Capture a step. Nothing is computed."""
+        return self.memory.capture(lambda: self.compute(bucket, features), self.step_rows.device)

@@ -76,7 +76,7 @@ TARGETS = {
     "gfx1151": Target("AI Max+ 395", 64 * KIB, 128 * KIB, 40, 32, 131072),
 }
 MODEL = DecoderConfig(
-    151_936, 1024, 3072, 16, 8, 128, 1e-6, (None,), False, False, False, True, True
+    151_936, 1024, 3072, 16, 8, 128, 1e-6, (None,), (0,), False, False, False, True, True
 )
 """Qwen3-0.6B's layer and LM head."""
 
@@ -205,7 +205,7 @@ class CompileFor(Launch):
 def step_of_lesson(launch: Launch, max_num_seqs: int, max_tokens: int) -> DeviceStep:
     """Return a step of one layer and the LM head, whose tensors have no memory."""
     device = torch.device("meta")
-    angles = torch.empty(max_tokens, MODEL.head_dim, device=device)
+    angles = torch.empty(1, max_tokens, MODEL.head_dim, device=device)
     decoder = FusedDecoder(MODEL, angles, torch.bfloat16, device)
     keys, values = zip(*decoder.allocate_caches(1, 16), strict=True)
     cache: Any = SimpleNamespace(keys=keys, values=values, block_size=16)

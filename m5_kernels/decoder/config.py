@@ -7,20 +7,23 @@ Face's modules with its own attention (`hf_decoder`). `load` finds what no confi
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from milestone_llm.core.errors import InputError
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+from .families import FAMILIES, Family
+
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # their angles depend on position alone
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """Shape of a decoder, in counts, not bytes. `windows` has an entry a layer; None: no window."""
+    """Shape of a decoder, in counts, not bytes. `windows` and `ropes` have an entry a layer."""
 
     vocab_size: int
     hidden_size: int
@@ -30,11 +33,27 @@ class DecoderConfig:
     head_dim: int
     rms_norm_eps: float
     windows: tuple[int | None, ...]
+    """None: no window."""
+    ropes: tuple[int, ...]
+    """Which of the tables of `rope_tables` a layer rotates by."""
     has_qkv_bias: bool
     has_output_bias: bool
     has_mlp_bias: bool
     has_qk_norm: bool
     is_tied: bool
+    family: Family = FAMILIES["llama"]
+    activation: str = "silu"
+    scale: float | None = None
+    """Factor of the attention scores; None: `head_dim ** -0.5`."""
+    num_positions: int = 0
+    """Positions that have an embedding; 0: tokens are rotated instead."""
+    rotary_dim: int | None = None
+    """Elements of a head that are rotated; None: all."""
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    """Factor of what a layer adds to the residual stream."""
+    logits_scaling: float = 1.0
+    """Logits are divided by it."""
 
     @classmethod
     def from_hf(cls, config: Any) -> DecoderConfig:
@@ -44,44 +63,79 @@ class DecoderConfig:
             InputError: the config has a feature that the fused decoder does not compute; the
                 message names the first one.
         """
-        family = config.model_type
-        if family not in FAMILIES:
-            raise InputError(f"no fused decoder for {family!r}; there is one for {FAMILIES}")
-        rope = getattr(config, "rope_parameters", None) or {}
-        partial = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", 1.0))
-        rope_type = rope.get("rope_type", "default")
-        pretraining_tp = getattr(config, "pretraining_tp", 1)
+        name = config.model_type
+        if name not in FAMILIES:
+            raise InputError(f"no fused decoder for {name!r}")
+        family = FAMILIES[name]
+
+        def read(*names: str, default: Any = None) -> Any:
+            """Return the first of these fields that the config has, and that is not None."""
+            values = (getattr(config, name, None) for name in names)
+            return next((value for value in values if value is not None), default)
+
+        hidden_size, num_q_heads = config.hidden_size, config.num_attention_heads
+        num_kv_heads = read("num_key_value_heads", default=num_q_heads)
+        head_dim = read("head_dim", default=hidden_size // num_q_heads)
+        epsilon = read("rms_norm_eps", "norm_epsilon", "layer_norm_epsilon", default=1e-5)
+        activation = read("hidden_act", "hidden_activation", "activation_function")
+        ropes = _rope_parameters(config)
+        partial = read("partial_rotary_factor", default=1.0)
+        partial = next(iter(ropes.values()), {}).get("partial_rotary_factor") or partial
+        pretraining_tp = read("pretraining_tp", default=1)
+        rope_types = {each.get("rope_type", "default") for each in ropes.values()}
         refusals = {
-            f"activation {config.hidden_act!r}": config.hidden_act != "silu",
-            f"rope_type {rope_type!r}": rope_type not in ROPE_TYPES,
-            f"partial_rotary_factor {partial}": partial not in (None, 1.0),
-            "quantized weights": getattr(config, "quantization_config", None) is not None,
-            f"pretraining_tp {pretraining_tp}": pretraining_tp not in (None, 1),
-        }
-        num_q_heads = config.num_attention_heads
-        num_kv_heads = config.num_key_value_heads or num_q_heads
-        refusals |= {
+            f"activation {activation!r}": activation not in family.activations,
+            **{f"rope_type {kind!r}": kind not in ROPE_TYPES for kind in rope_types},
+            f"partial_rotary_factor {partial}": not family.is_partial and partial != 1,
+            "quantized weights": read("quantization_config") is not None,
+            f"pretraining_tp {pretraining_tp}": pretraining_tp != 1,
+            "scores by the number of the layer": bool(read("scale_attn_by_inverse_layer_idx")),
+            "scores without a scale": not read("scale_attn_weights", default=True),
+            "norms after the addition": not read("do_layer_norm_before", default=True),
+            "no norm at the end": bool(read("_remove_final_layer_norm")),
+            "norms without a weight": not read("layer_norm_elementwise_affine", default=True),
+            "an embedding of another size": read("word_embed_proj_dim") not in (None, hidden_size),
+            "soft-capping of scores": read("attn_logit_softcapping") is not None,
+            "soft-capping of logits": read("final_logit_softcapping") is not None,
+            "attention in both directions": bool(read("use_bidirectional_attention")),
             f"{num_q_heads} heads over {num_kv_heads} of keys": num_q_heads % num_kv_heads != 0,
-            f"rms_norm_eps {config.rms_norm_eps}": not 0 <= config.rms_norm_eps < math.inf,
+            f"rms_norm_eps {epsilon}": not 0 <= epsilon < math.inf,
         }
         for feature, is_present in refusals.items():
             if is_present:
-                raise InputError(f"the fused decoder does not compute {feature} of {family}")
-        attention_bias = bool(getattr(config, "attention_bias", False))
+                raise InputError(f"the fused decoder does not compute {feature} of {name}")
+        qkv, output, mlp = (
+            bool(read(bias)) if isinstance(bias, str) else bias for bias in family.biases
+        )
+        scale: Any = getattr(config, family.scale) if family.scale else None
+        if family.scale == "query_pre_attn_scalar":
+            scale = scale**-0.5
+        multipliers = {}
+        if family.scale == "attention_multiplier":
+            names = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
+            multipliers = {name: getattr(config, name) for name in names}
+        root = hidden_size**0.5 if family.scales_embedding else 1.0
         return cls(
             vocab_size=config.vocab_size,
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
+            hidden_size=hidden_size,
+            intermediate_size=read("intermediate_size", "ffn_dim", "n_inner") or 4 * hidden_size,
             num_q_heads=num_q_heads,
             num_kv_heads=num_kv_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_q_heads,
-            rms_norm_eps=config.rms_norm_eps,
-            windows=_windows(config),
-            has_qkv_bias=family == "qwen2" or attention_bias,
-            has_output_bias=family != "qwen2" and attention_bias,
-            has_mlp_bias=bool(getattr(config, "mlp_bias", False)),
-            has_qk_norm=family == "qwen3",
+            head_dim=head_dim,
+            rms_norm_eps=epsilon,
+            windows=_windows(config, family),
+            ropes=_ropes(config, family),
+            has_qkv_bias=qkv,
+            has_output_bias=output,
+            has_mlp_bias=mlp,
+            has_qk_norm=bool(family.qk_norm),
             is_tied=config.tie_word_embeddings,
+            family=family,
+            activation=activation,
+            scale=scale,
+            num_positions=config.max_position_embeddings if family.rope == "learned" else 0,
+            rotary_dim=int(head_dim * partial) if family.is_partial else None,
+            **{"embedding_multiplier": root, **multipliers},
         )
 
     @classmethod
@@ -89,6 +143,16 @@ class DecoderConfig:
         """Read a model that has its weights. They, not the config, say if the LM head is tied."""
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         return replace(cls.from_hf(model.config), is_tied=head.weight is embedding.weight)
+
+    @property
+    def multipliers(self) -> tuple[float, float, float]:
+        """The factors of the embedding, the residual stream and (its inverse) the logits."""
+        return self.embedding_multiplier, self.residual_multiplier, self.logits_scaling
+
+    @property
+    def is_lesson(self) -> bool:
+        """Whether the lesson's operations compute the model; else an extra's do."""
+        return self.family.is_lesson and self.multipliers == (1, 1, 1)
 
 
 def is_fusible(config: Any) -> bool:
@@ -100,25 +164,63 @@ def is_fusible(config: Any) -> bool:
     return True
 
 
-def rope_table(config: Any, max_positions: int | None = None) -> torch.Tensor:
-    """Return cosines and sines by position, fp32 `[max_positions, head_dim]`.
+def rope_tables(config: Any, max_positions: int | None = None) -> torch.Tensor:
+    """Return cosines and sines by position, a table for each kind of layer.
 
-    Hugging Face's own code computes them. It knows every kind of scaling, and all families here
-    share it.
+    Hugging Face's own code computes them, as it does for the model. What is not rotated has the
+    angle zero, in the last elements of each half.
+
+    Returns:
+        fp32 `[num_tables, max_positions, head_dim]`, a position's cosines, then its sines.
+        `DecoderConfig.ropes` has the table of each layer.
     """
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
+    model_class = AutoModelForCausalLM._model_mapping[type(config)]
+    module = vars(sys.modules[model_class.__module__])
+    c, kinds = DecoderConfig.from_hf(config), _rope_parameters(config)
     positions = torch.arange(max_positions or config.max_position_embeddings)
-    rotary = LlamaRotaryEmbedding(config)
-    cos, sin = rotary(torch.zeros(1), positions[None])
-    half = cos.shape[-1] // 2  # the other half repeats it
-    return torch.cat((cos[0, :, :half], sin[0, :, :half]), dim=-1)
+    tables = torch.cat(
+        (torch.ones(len(positions), c.head_dim // 2), torch.zeros(len(positions), c.head_dim // 2)),
+        dim=-1,
+    ).repeat(max(len(kinds), max(c.ropes) + 1), 1, 1)
+    for index, kind in enumerate(kinds):
+        rotary = next(module[name] for name in module if name.endswith("RotaryEmbedding"))(config)
+        arguments = (kind,) if kind else ()
+        cos, sin = rotary(torch.zeros(1), positions[None], *arguments)
+        half = cos.shape[-1] // 2  # the other half repeats it
+        tables[index, :, :half] = cos[0, :, :half]
+        tables[index, :, c.head_dim // 2 :][:, :half] = sin[0, :, :half]
+    return tables
 
 
-def _windows(config: Any) -> tuple[int | None, ...]:
+def _rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
+    """Return the parameters of each table, by the type of layers that it is for ("": all)."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    if any(isinstance(value, dict) for value in parameters.values()):
+        return {kind: each for kind, each in parameters.items() if kind in config.layer_types}
+    return {"": parameters} if parameters else {}
+
+
+def _ropes(config: Any, family: Family) -> tuple[int, ...]:
+    """Return the table of each layer. One past those of all kinds of layers rotates nothing."""
+    num_layers, kinds = config.num_hidden_layers, list(_rope_parameters(config))
+    if kinds and kinds != [""]:
+        return tuple(kinds.index(kind) for kind in config.layer_types)
+    is_rotated = [bool(kinds)] * num_layers
+    if family.rotated == "no_rope_layers":
+        is_rotated = [bool(each) for each in config.no_rope_layers]
+    elif family.rotated == "window" and config.sliding_window is not None:
+        is_rotated = [kind == "sliding_attention" for kind in config.layer_types]
+    return tuple(0 if each else len(kinds) for each in is_rotated)
+
+
+def _windows(config: Any, family: Family) -> tuple[int | None, ...]:
     window = getattr(config, "sliding_window", None)
-    if config.model_type == "llama" or window is None:
+    if (
+        family.windows == "none"
+        or window is None
+        or not getattr(config, "use_sliding_window", True)
+    ):
         return (None,) * config.num_hidden_layers
-    if config.model_type == "mistral":
+    if family.windows == "all":
         return (window,) * config.num_hidden_layers
     return tuple(window if kind == "sliding_attention" else None for kind in config.layer_types)

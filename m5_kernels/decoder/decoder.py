@@ -1,4 +1,4 @@
-"""A decoder for llama, mistral, qwen2 and qwen3 that does a layer in nine launches.
+"""A decoder that does a layer in nine launches: llama's, and by `families` others.
 
 Hugging Face's modules launch dozens of kernels a layer and pass most tensors through memory between
 them. Here query, key and value are one linear layer with a merged weight, and so are gate and up.
@@ -28,11 +28,11 @@ from milestone_llm.core.errors import InputError
 
 from .attention import AttentionBackend, AttentionShape
 from .config import DecoderConfig
-from .layer import Layer
+from .layer import Layer, Norm
 from .linear import LinearWeight
 from .ops import LESSON, DecoderOps
 from .shard import Shard
-from .weights import StoredWeight, WeightSlice, slices_of_weights
+from .weights import Converted, StoredWeight, WeightSlice, slices_of_weights
 
 KVCaches = list[tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of each layer: `[num_blocks, block_size, num_kv_heads, head_dim]`."""
@@ -43,12 +43,13 @@ class FusedDecoder:
 
     Args:
         config: of the whole model; `self.config` is that of the part that is computed here.
-        cos_sin: fp32 `[max_positions, head_dim]`, as `rope_table` returns it.
+        cos_sin: fp32 `[num_tables, max_positions, head_dim]`, as `rope_tables` returns it.
         ops: the table of what is launched.
         shard: which part of each weight is kept here.
     """
 
-    must_be_captured = True
+    name = "fused decoder"
+    can_be_captured = must_be_captured = True
     """A forward reads nothing from the device: if a CUDA graph cannot hold it, that is a bug."""
 
     def __init__(
@@ -70,11 +71,9 @@ class FusedDecoder:
         vocab_rows = self.shard.vocab_rows(c.vocab_size)
         self.embedding = torch.zeros(vocab_rows, c.hidden_size, dtype=dtype, device=device)
         self.lm_head = self.ops.linear.create_lm_head(self.embedding, c.is_tied)
-        self.final_norm = torch.empty(c.hidden_size, dtype=dtype, device=device)
-        self.layers = [
-            Layer.create(index, c, self.ops.linear, dtype, device)
-            for index in range(len(c.windows))
-        ]
+        self.final_norm: Norm
+        self.layers: Sequence[Layer]
+        self.create_layers()
 
     # -- a step ------------------------------------------------------------------------------
 
@@ -93,14 +92,15 @@ class FusedDecoder:
         """
         c, ops, launch = self.config, self.ops, self.timed(launch, len(input_ids))
         residual, hidden = ops.embed_norm(
-            input_ids, self.embedding, self.layers[0].input_norm, c.rms_norm_eps, launch
-        )
+            input_ids, metadata.positions, self.embedding, self.layers[0].input_norm,
+            c.rms_norm_eps, launch,
+        )  # fmt: skip
         next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
         for layer, cache, next_norm in zip(self.layers, caches, next_norms, strict=True):
             qkv = ops.linear.apply(hidden, layer.qkv, layer.qkv_bias, launch)
             query = ops.rope_kv_write(
-                qkv, *cache, metadata.slot_mapping, c.num_q_heads, metadata.positions, self.cos_sin,
-                layer.q_norm, layer.k_norm, c.rms_norm_eps, launch,
+                qkv, *cache, metadata.slot_mapping, c.num_q_heads, metadata.positions,
+                layer.cos_sin, layer.q_norm, layer.k_norm, c.rms_norm_eps, launch,
             )  # fmt: skip
             attended = attend(query, *cache, metadata, layer.attention, launch).flatten(1)
             part = ops.linear.apply(attended, layer.output, layer.output_bias, launch)
@@ -118,12 +118,31 @@ class FusedDecoder:
 
     def timed(self, launch: Launch, num_tokens: int) -> Launch:
         """Return a launch with EARLY, if that pays off for so many tokens and there is PDL."""
-        largest = self.layers[0].mlp.weights[0].weight
+        largest = self.layers[0].linear_weights[0].weight
         if launch.pdl and self.ops.linear.starts_early(num_tokens, largest):
             return replace(launch, pdl=EARLY)
         return launch
 
     # -- weights -----------------------------------------------------------------------------
+
+    def create_layers(self) -> None:
+        """Create the layers and the last norm, not yet filled.
+
+        Raises:
+            InputError: the lesson's operations do not compute this model.
+        """
+        c, ops = self.config, self.ops
+        if not c.is_lesson:
+            raise InputError("the lesson's operations do not compute this model")
+        self.final_norm = torch.empty(c.hidden_size, dtype=self.dtype, device=self.device)
+        self.layers = [
+            Layer.create(index, c, self.cos_sin, ops.linear, ops.mlp, self.dtype, self.device)
+            for index in range(len(c.windows))
+        ]
+
+    def name_of(self, name: str) -> str:
+        """Return what a checkpoint's weight is called here."""
+        return name
 
     def load(self, weights: Iterable[tuple[str, Any]]) -> None:
         """Copy what is kept here of each weight, one at a time. Weights have Hugging Face's names.
@@ -137,7 +156,7 @@ class FusedDecoder:
         slices = self.slices()
         tied_head: torch.Tensor | None = None
         missing = set(slices)
-        for name, weight in weights:
+        for name, weight in ((self.name_of(name), weight) for name, weight in weights):
             if name == "lm_head.weight" and self.config.is_tied:
                 tied_head = weight[slices["model.embed_tokens.weight"].part]
                 continue
@@ -147,6 +166,8 @@ class FusedDecoder:
             shape = tuple(weight.get_shape() if hasattr(weight, "get_shape") else weight.shape)
             if own.shape != shape:
                 raise InputError(f"the weight {name} has shape {shape}, not {own.shape}")
+            if own.convert is not None:
+                weight = Converted(weight, own.convert)
             if own.is_linear:
                 self.ops.linear.load(own.target, weight, own.part, self.dtype)
             else:
@@ -174,6 +195,10 @@ class FusedDecoder:
 
     def slices(self) -> dict[str, WeightSlice]:
         """Return where each weight of a checkpoint goes, by its name."""
+        return slices_of_weights(self.stored(), self.whole_config, self.shard)
+
+    def stored(self) -> list[StoredWeight]:
+        """Return where a checkpoint's weights go."""
         whole = self.whole_config
         vocab = (whole.vocab_size, whole.hidden_size)
         lm_head = None if whole.is_tied else self.lm_head
@@ -182,9 +207,7 @@ class FusedDecoder:
             StoredWeight(lm_head, (("lm_head.weight", *vocab),)),
             StoredWeight(self.final_norm, (("model.norm.weight", whole.hidden_size),)),
         ]
-        for layer in self.layers:
-            stored += layer.stored(whole)
-        return slices_of_weights(stored, whole, self.shard)
+        return stored + [each for layer in self.layers for each in layer.stored(whole)]
 
     def _finish(self) -> None:
         if self.config.is_tied:
@@ -192,6 +215,11 @@ class FusedDecoder:
         self.ops.linear.finish()
 
     # -- what else a step asks ---------------------------------------------------------------
+
+    @property
+    def max_positions(self) -> int:
+        """The number of positions that a token may have."""
+        return self.cos_sin.shape[1]
 
     @property
     def attention_shape(self) -> AttentionShape:
@@ -202,9 +230,9 @@ class FusedDecoder:
 
     @property
     def layers_of_each_kind(self) -> tuple[int, ...]:
-        """The first layer with each window. Together they launch every kernel."""
-        windows = self.config.windows
-        return tuple(windows.index(window) for window in dict.fromkeys(windows))
+        """The first layer of each kind. Together they launch every kernel."""
+        kinds = [layer.kind for layer in self.layers]
+        return tuple(kinds.index(kind) for kind in dict.fromkeys(kinds))
 
     def of_layers(self, layers: Sequence[int]) -> FusedDecoder:
         """Return a decoder that has only these layers, with the same weights."""

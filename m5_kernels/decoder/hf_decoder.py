@@ -42,12 +42,15 @@ class HFDecoder:
     """
 
     must_be_captured = False
-    """Modules may ask the device something, as those of experts do: then no graph holds them."""
+    """A step may do what the probe of `can_be_captured` did not do."""
     layers_of_each_kind: tuple[int, ...] = ()
     """Empty: no layer can be computed alone. Kernels are compiled when they are first launched."""
 
     def __init__(self, model: PreTrainedModel, ops: DecoderOps) -> None:
         self.ops = ops
+        self.can_be_captured = False
+        """Whether a CUDA graph may hold a step. Modules may ask the device something, as those of
+        experts do, or keep something on the host from one call to the next."""
         self.model = with_attention(model, NAME)
         prefix = self.model.base_model_prefix
         if prefix not in self.model._modules:
@@ -60,6 +63,17 @@ class HFDecoder:
         self.vocab_size: int = model.config.get_text_config(decoder=True).vocab_size
         self.dtype, self.device = model.dtype, model.device
         self.attention_shape = AttentionShape.of(model)
+
+    @property
+    def name(self) -> str:
+        """Who computes, in words."""
+        return f"Hugging Face's modules{' in CUDA graphs' if self.can_be_captured else ''}"
+
+    def in_graphs(self) -> HFDecoder:
+        """Return this decoder as one whose steps CUDA graphs may hold."""
+        twin = copy.copy(self)
+        twin.can_be_captured = True
+        return twin
 
     @torch.inference_mode()
     def forward(

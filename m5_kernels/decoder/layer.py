@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from .attention import AttentionLayer
 from .config import DecoderConfig
 from .linear import LinearMethod, LinearWeight, Weight
-from .mlp import DenseMLP
+from .mlp import MLP
 from .weights import StoredWeight, zeros_if
+
+Norm = Any
+"""A norm, as the operations take it: the weight of an RMSNorm, `[hidden_size]`, or what takes its
+place."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of a layer. Norms and biases are vectors; QK-norms and biases may be missing."""
+    """Weights of a layer. Norms and biases are vectors; QK-norms and biases may be missing.
+
+    cos_sin: fp32 `[max_positions, head_dim]`, a position's cosines, then its sines.
+    """
 
     attention: AttentionLayer
-    input_norm: torch.Tensor
+    cos_sin: torch.Tensor
+    input_norm: Norm
     qkv: Weight
     qkv_bias: torch.Tensor | None
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
     output: Weight
     output_bias: torch.Tensor | None
-    post_norm: torch.Tensor
-    mlp: DenseMLP
+    post_norm: Norm
+    mlp: MLP
 
     @classmethod
     def create(
         cls,
         index: int,
         config: DecoderConfig,
+        cos_sin: torch.Tensor,
         linear: LinearMethod,
+        create_mlp: Callable[..., MLP],
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> Layer:
-        """Return a layer of this shape, not yet filled. What may stay unfilled is zeros."""
+        """Return a layer of this shape, not yet filled. What may stay unfilled is zeros.
+
+        cos_sin: of all kinds of layers, as `rope_tables` returns it.
+        """
         c, qkv_size = config, (config.num_q_heads + 2 * config.num_kv_heads) * config.head_dim
         return cls(
-            attention=AttentionLayer(index, c.windows[index]),
+            attention=AttentionLayer(index, c.windows[index], c.scale),
+            cos_sin=cos_sin[c.ropes[index]],
             input_norm=torch.empty(c.hidden_size, dtype=dtype, device=device),
             qkv=linear.create(qkv_size, c.hidden_size, dtype, device),
             qkv_bias=zeros_if(c.has_qkv_bias, qkv_size, dtype, device),
@@ -49,7 +65,7 @@ class Layer:
             output=linear.create(c.hidden_size, c.num_q_heads * c.head_dim, dtype, device),
             output_bias=zeros_if(c.has_output_bias, c.hidden_size, dtype, device),
             post_norm=torch.empty(c.hidden_size, dtype=dtype, device=device),
-            mlp=DenseMLP.create(c, linear, dtype, device),
+            mlp=create_mlp(index, c, linear, dtype, device),
         )
 
     def stored(self, whole: DecoderConfig) -> list[StoredWeight]:
@@ -79,6 +95,14 @@ class Layer:
 
     @property
     def linear_weights(self) -> list[LinearWeight]:
-        """The weights of the layer's linear layers."""
-        attention = [LinearWeight(self.qkv, False), LinearWeight(self.output, False)]
-        return attention + self.mlp.weights
+        """The weights of the layer's linear layers, those of the MLP first."""
+        return [
+            *self.mlp.weights,
+            LinearWeight(self.qkv, is_gated=False),
+            LinearWeight(self.output, is_gated=False),
+        ]
+
+    @property
+    def kind(self) -> Hashable:
+        """What decides which kernels the layer launches."""
+        return self.attention.window, type(self.mlp)

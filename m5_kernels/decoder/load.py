@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
+from m5_kernels.kernels.cuda_graph import GraphMemory
 from m5_kernels.kernels.launch import Launch
 from m5_kernels.kernels.step_metadata import StepMetadata
 from m5_kernels.kernels.triton_or_twin import next_power_of_2
@@ -30,8 +31,8 @@ from milestone_llm.models.shapes import PREFIX
 from milestone_llm.models.support import known_logits, relative_error
 
 from .attention import Attention
-from .config import DecoderConfig, is_fusible, rope_table
-from .decoder import FusedDecoder
+from .config import DecoderConfig, is_fusible, rope_tables
+from .decoder import FusedDecoder, KVCaches
 from .hf_decoder import HFDecoder
 from .ops import DecoderOps
 from .shard import Shard
@@ -55,28 +56,42 @@ def load_decoder(
     ops: DecoderOps,
     shard: Shard | None = None,
     weights: Iterable[tuple[str, Any]] | None = None,
+    decoder_class: type[Decoder] = FusedDecoder,
     *,
     is_whole: bool = True,
+    graphs: Launch | None = None,
 ) -> Decoder:
     """Return the fused decoder of `model`, or, with a warning, Hugging Face's modules as a decoder.
 
     Args:
         is_whole: weights are neither cut nor rounded, so that Hugging Face's modules could compute.
+        graphs: how the steps are launched that CUDA graphs will hold; None: there are no graphs.
         others: as `load_fused_decoder` takes them.
 
     Raises:
         InputError: the fused decoder knows the model and lacks one of its weights, or it does not
             know the model and the weights are not whole.
     """
-    try:
-        return load_fused_decoder(source, model, max_model_len, device, ops, shard, weights)
-    except InputError as error:
-        is_known = model is not source and is_fusible(model.config)
-        if is_known or not is_whole:
-            raise
-        log.warning("Hugging Face's modules compute this model, more slowly: %s", error)
+    reason = "so it was chosen"
+    if not issubclass(decoder_class, HFDecoder):
+        try:
+            return load_fused_decoder(
+                source, model, max_model_len, device, ops, shard, weights, decoder_class
+            )
+        except InputError as error:
+            is_known = model is not source and is_fusible(model.config)
+            if is_known or not is_whole:
+                raise
+            reason = str(error)
     decoder = HFDecoder(model, ops)
     check_logits(decoder, model, 0.2)
+    if graphs is not None:
+        try:
+            check_graph(decoder, model, graphs)
+            decoder = decoder.in_graphs()
+        except InputError as error:
+            reason += f"; no CUDA graph holds them: {error}"
+    log.warning("%s compute this model, more slowly: %s", decoder.name, reason)
     return decoder
 
 
@@ -88,6 +103,7 @@ def load_fused_decoder(
     ops: DecoderOps,
     shard: Shard | None = None,
     weights: Iterable[tuple[str, Any]] | None = None,
+    decoder_class: type[FusedDecoder] = FusedDecoder,
 ) -> FusedDecoder:
     """Return the fused decoder of `model`, with its weights.
 
@@ -96,6 +112,7 @@ def load_fused_decoder(
             weights of a model that the caller owns are copied; others are moved.
         model: with weights, or without any.
         weights: loaded instead of those of `source`, in the form that `FusedDecoder.load` takes.
+        decoder_class: computes the model's family.
 
     Raises:
         InputError: the decoder does not know the model or one of its weights, or lacks one, or
@@ -103,8 +120,8 @@ def load_fused_decoder(
     """
     is_there = has_weights(model)
     config = DecoderConfig.of_model(model) if is_there else DecoderConfig.from_hf(model.config)
-    cos_sin = rope_table(model.config, max_model_len)
-    decoder = FusedDecoder(config, cos_sin, model.dtype, device, ops, shard)
+    cos_sin = rope_tables(model.config, max_model_len)
+    decoder = decoder_class(config, cos_sin, model.dtype, device, ops, shard)
     if weights is not None:
         decoder.load(weights)
     elif is_there:
@@ -124,19 +141,66 @@ def check_logits(decoder: Decoder, model: PreTrainedModel, tolerance: float) -> 
         InputError: the logits differ by more than the tolerance.
     """
     known = known_logits(model)
-    max_positions = len(decoder.cos_sin) if isinstance(decoder, FusedDecoder) else None
-    computed = _logits_of_prompts(decoder, [prompt[:max_positions] for prompt, _ in known])
-    for logits, (_, expected) in zip(computed, known, strict=True):
-        error = relative_error(logits.to(expected.device), expected[: len(logits)])
-        if not error <= tolerance:
-            raise InputError(
-                "the decoder knows a model's config and weights, and this one computes "
-                f"something else: a hook, or a module of its own (relative error {error:.2g})"
-            )
+    max_positions = decoder.max_positions if isinstance(decoder, FusedDecoder) else None
+    metadata, caches = _step_of_prompts(decoder, [prompt[:max_positions] for prompt, _ in known])
+    no_gpu = torch.device("cpu")  # twins need no workspace
+    attend = Attention(decoder.attention_shape, len(known), decoder.dtype, no_gpu)
+    twins = Launch(uses_twins=True)  # nothing waits for a compiler
+    hidden = decoder.forward(metadata.input_ids, metadata, caches, attend, twins)
+    error = _error(decoder.logits(hidden, twins), metadata, known)
+    if not error <= tolerance:
+        raise InputError(
+            "the decoder knows a model's config and weights, and this one computes "
+            f"something else: a hook, or a module of its own (relative error {error:.2g})"
+        )
 
 
-def _logits_of_prompts(decoder: Decoder, prompts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Return logits of all tokens of each prompt: one step of new requests, a KV block each."""
+@torch.inference_mode()
+def check_graph(decoder: HFDecoder, model: PreTrainedModel, launch: Launch) -> None:
+    """Check that a step of a decoder, captured with other tokens, gives the model's logits.
+
+    Raises:
+        InputError: it does not, or cannot be captured; the message has the reason.
+    """
+    known = known_logits(model)
+    metadata, caches = _step_of_prompts(decoder, [prompt for prompt, _ in known])
+    attend = Attention(decoder.attention_shape, len(known), decoder.dtype, decoder.device)
+
+    def compute() -> torch.Tensor:
+        hidden = decoder.forward(metadata.input_ids, metadata, caches, attend, launch)
+        return decoder.logits(hidden, launch)
+
+    input_ids = metadata.input_ids.clone()
+    metadata.input_ids.copy_(input_ids.flip(0))
+    with torch.cuda.device_of(input_ids):
+        compute()  # kernels are compiled, and the library allocates what it needs
+        try:
+            graph, logits = GraphMemory().capture(compute, decoder.device)
+        except RuntimeError as error:
+            raise InputError(str(error).splitlines()[0]) from error
+        metadata.input_ids.copy_(input_ids)
+        graph.replay()
+        distance = _error(logits, metadata, known)
+    if not distance <= 0.2:
+        raise InputError(f"it gave other logits than the modules (relative error {distance:.2g})")
+
+
+def _error(
+    logits: torch.Tensor, metadata: StepMetadata, known: list[tuple[torch.Tensor, torch.Tensor]]
+) -> float:
+    """Return how far logits of prompts are from the known ones, for the worst prompt."""
+    computed = logits.split(metadata.context_lens.tolist())
+    errors = [
+        relative_error(own.to(expected.device), expected[: len(own)])
+        for own, (_, expected) in zip(computed, known, strict=True)
+    ]
+    return float(torch.tensor(errors).max())  # NaN, if any is NaN
+
+
+def _step_of_prompts(
+    decoder: Decoder, prompts: list[torch.Tensor]
+) -> tuple[StepMetadata, KVCaches]:
+    """Return a step of new requests, and the caches that it fills: a KV block for each prompt."""
     device, lens = decoder.device, [len(prompt) for prompt in prompts]
     block_size = next_power_of_2(max(lens))
     caches = decoder.allocate_caches(len(prompts), block_size)
@@ -158,11 +222,7 @@ def _logits_of_prompts(decoder: Decoder, prompts: list[torch.Tensor]) -> tuple[t
         first_chunk=tensor([0]),
         num_chunks=len(prompts),
     )
-    no_gpu = torch.device("cpu")  # twins need no workspace
-    attend = Attention(decoder.attention_shape, len(prompts), decoder.dtype, no_gpu)
-    twins = Launch(uses_twins=True)  # nothing waits for a compiler
-    hidden = decoder.forward(metadata.input_ids, metadata, caches, attend, twins)
-    return decoder.logits(hidden, twins).split(lens)
+    return metadata, caches
 
 
 def _read_files(decoder: FusedDecoder, source: str, model: PreTrainedModel) -> None:
@@ -179,11 +239,13 @@ def _read_files(decoder: FusedDecoder, source: str, model: PreTrainedModel) -> N
     files = safetensors_files(place)
     known = {*decoder.slices(), "lm_head.weight"}
     try:
-        names = {name for name, _ in read_safetensors(files)}
+        names = {decoder.name_of(name) for name, _ in read_safetensors(files)}
     except SafetensorError as error:
         raise InputError(
             f"cannot load {source}: a safetensors file is damaged ({error})"
         ) from error
     unread = {name for name in names - known if not is_passed_over(name, model)}
     check_unread(source, unread, model)
-    decoder.load((name, weight) for name, weight in read_safetensors(files) if name in known)
+    decoder.load(
+        (name, weight) for name, weight in read_safetensors(files) if decoder.name_of(name) in known
+    )

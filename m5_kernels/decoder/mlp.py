@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -11,6 +12,23 @@ from m5_kernels.kernels.launch import Launch
 from .config import DecoderConfig
 from .linear import LinearMethod, LinearWeight, Weight
 from .weights import StoredWeight, zeros_if
+
+
+class MLP(Protocol):
+    """What a layer does after attention: `DenseMLP`, or what takes its place."""
+
+    def __call__(self, hidden: torch.Tensor, linear: LinearMethod, launch: Launch) -> torch.Tensor:
+        """Return what a layer adds to the residual stream, `[num_tokens, hidden_size]`.
+
+        It may be part of a CUDA graph: nothing is read from the device.
+        """
+
+    def stored(self, prefix: str, whole: DecoderConfig) -> list[StoredWeight]:
+        """Return where the weights of a checkpoint go. prefix: how their names begin."""
+
+    @property
+    def weights(self) -> list[LinearWeight]:
+        """The weights of its linear layers, the largest first; none: it has kernels of its own."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +43,16 @@ class DenseMLP:
     @classmethod
     def create(
         cls,
+        index: int,
         config: DecoderConfig,
         linear: LinearMethod,
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> DenseMLP:
-        """Return an MLP of this shape, not yet filled. Biases that may stay unfilled are zeros."""
+        """Return the MLP of a layer, not yet filled. Biases that may stay unfilled are zeros.
+
+        index: of the layer. Here all layers are alike.
+        """
         hidden, neurons = config.hidden_size, config.intermediate_size
         return cls(
             gate_up=linear.create(2 * neurons, hidden, dtype, device),

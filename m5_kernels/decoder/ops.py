@@ -5,6 +5,7 @@ linear           linear layers                                QKV, output, gate 
 rope_kv_write    QK-norm, rotary embedding, KV write
 attention        over the paged cache                         created once for all steps
 add_norm         the residual stream, and its norm
+mlp              what a layer does after attention             created once a layer
 all_logits       logits of the whole vocabulary               once a step
 """
 
@@ -20,11 +21,14 @@ from m5_kernels.kernels.rms_norm import add_rms_norm, embed_rms_norm
 from m5_kernels.kernels.rope_kv_write import rope_kv_write
 
 from .attention import Attention, AttentionBackend, AttentionShape
+from .config import DecoderConfig
 from .linear import LinearMethod
+from .mlp import MLP, DenseMLP
 
 
 def embed_norm(
     input_ids: torch.Tensor,
+    positions: torch.Tensor,
     embedding: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
@@ -32,7 +36,8 @@ def embed_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rows of the embedding, with which the residual stream begins, and their norm.
 
-    input_ids: int32 `[num_tokens]`. Both results are `[num_tokens, hidden_size]`.
+    input_ids, positions: int32 `[num_tokens]`. Models that rotate by positions do not add them
+    here. Both results are `[num_tokens, hidden_size]`.
     """
     residual = embedding.new_empty(len(input_ids), embedding.shape[1])
     return residual, embed_rms_norm(input_ids, embedding, residual, weight, epsilon, launch)
@@ -54,6 +59,9 @@ class DecoderOps:
         Attention
     )
     add_norm: Callable[..., torch.Tensor] = add_rms_norm
+    mlp: Callable[[int, DecoderConfig, LinearMethod, torch.dtype, torch.device | str], MLP] = (
+        DenseMLP.create
+    )
     all_logits: Callable[[torch.Tensor, int], torch.Tensor] = own_logits
 
 

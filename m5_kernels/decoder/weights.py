@@ -6,7 +6,7 @@ memory together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,11 @@ from .config import DecoderConfig
 from .linear import Weight
 from .shard import Shard
 
+EMBEDDINGS = ("embed_tokens.weight", "embed_positions.weight")
+
+Convert = Callable[[torch.Tensor], torch.Tensor]
+"""Changes a weight of a checkpoint, or the part that is kept here, while it is loaded."""
+
 
 class StoredWeight(NamedTuple):
     """A weight of the decoder, and the checkpoint's weights that are its rows, in this order."""
@@ -25,6 +30,8 @@ class StoredWeight(NamedTuple):
     """None: the model has no such weight."""
     parts: tuple[tuple[Any, ...], ...]
     """Name, and shape in the whole model, of each of them: `("lm_head.weight", 151936, 1024)`."""
+    convert: Mapping[str, Convert] = {}
+    """What is done with the parts of these names."""
 
 
 class WeightSlice(NamedTuple):
@@ -36,6 +43,7 @@ class WeightSlice(NamedTuple):
     part: tuple[slice, ...]
     is_linear: bool
     """Whether a `LinearMethod` created the target, and must fill it."""
+    convert: Convert | None = None
 
 
 def slices_of_weights(
@@ -46,7 +54,7 @@ def slices_of_weights(
     whole: config of the whole model. The targets are the part of it that `shard` keeps.
     """
     slices: dict[str, WeightSlice] = {}
-    for target, parts in stored:
+    for target, parts, convert in stored:
         if target is None:
             continue
         own = [shard.slices(name, whole, tuple(shape)) for name, *shape in parts]
@@ -55,9 +63,19 @@ def slices_of_weights(
         ]
         targets = target.split(num_rows) if len(parts) > 1 else [target[: num_rows[0]]]
         for (name, *shape), part, rows in zip(parts, own, targets, strict=True):
-            is_linear = len(shape) > 1 and not name.endswith("embed_tokens.weight")
-            slices[name] = WeightSlice(rows, tuple(shape), part, is_linear)
+            is_linear = len(shape) > 1 and not name.endswith(EMBEDDINGS)
+            slices[name] = WeightSlice(rows, tuple(shape), part, is_linear, convert.get(name))
     return slices
+
+
+class Converted:
+    """A weight that is converted when it is sliced."""
+
+    def __init__(self, weight: Any, convert: Convert) -> None:
+        self._weight, self._convert = weight, convert
+
+    def __getitem__(self, part: tuple[slice, ...]) -> torch.Tensor:
+        return self._convert(self._weight[part])
 
 
 def zeros_if(

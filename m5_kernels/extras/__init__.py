@@ -3,6 +3,7 @@
 An extra is an object that takes the place of one that the lesson calls. The rooms are sorted by
 what brings an extra in, which is the device or a field of `EngineConfig`:
 
+    families          norms, ropes and activations of other models    the model
     devices           parts that are faster on a CPU or a GPU       the device
     quantization      weights in few bits                           `quantization`
     spec_decode       a runner that verifies draft tokens           `speculation`

@@ -11,6 +11,8 @@
     skinny_linear    a product with one row
     kv_write         keys and values into their slots, for Hugging Face's modules
 
+    cuda_graph       launches captured, to be replayed
+
 All of them use `launch` (does a kernel run, or its twin, and how), `pdl` (when it may begin),
 `tiles` (how much a program takes at once) and `triton_or_twin` (Triton, if it is installed). Read
 `gpu_tiles` last: which tiles were the fastest on a GPU, and which fit another.

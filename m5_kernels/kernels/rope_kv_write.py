@@ -179,7 +179,7 @@ def norm_and_rotate_torch(
 ) -> torch.Tensor:
     """Return queries or keys `[num_tokens, num_heads, head_dim]`, normalised and rotated."""
     if norm is not None:
-        heads = rms_norm_torch(heads, norm, epsilon)
+        heads = rms_norm_torch(heads, norm, epsilon).to(heads.dtype)
     cos, sin = cos_sin[positions.long()][:, None, :].chunk(2, dim=-1)
     low, high = heads.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(heads.dtype)

@@ -11,6 +11,7 @@ import torch
 import m4_prefix_chunked
 from m5_kernels.backends import Backend
 from m5_kernels.decoder.attention import Attention
+from m5_kernels.decoder.hf_decoder import HFDecoder
 from m5_kernels.decoder.linear import LinearMethod
 from m5_kernels.engine import LLMEngine
 from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear
@@ -90,6 +91,11 @@ def without_skinny_linear(chosen: Backend) -> Backend:
     return replace(chosen, ops=replace(chosen.ops, linear=linear))
 
 
+def without_fused(chosen: Backend) -> Backend:
+    """Compute with Hugging Face's modules, whatever the family."""
+    return replace(chosen, decoder=HFDecoder)
+
+
 OBJECTS: dict[str, Callable[[Backend], Backend]] = {
     "add-norm": without_add_norm,
     "rope-kv": without_rope_kv,
@@ -97,6 +103,7 @@ OBJECTS: dict[str, Callable[[Backend], Backend]] = {
     "skinny-linear": without_skinny_linear,
     "pdl": without_pdl,
     "hopper": without_hopper,
+    "fused": without_fused,
 }
 """Parts that `--without` switches off by changing the backend before an engine is built."""
 

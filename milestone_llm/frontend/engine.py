@@ -58,6 +58,8 @@ class BaseEngine:
     milestone: ClassVar[str]
     config: EngineConfig
     scheduler: BaseScheduler
+    decoder_name = "Hugging Face's modules"
+    """Who computes, in words."""
     warm_up_sizes: ClassVar[Sequence[int]] = (1,)
     """How many requests `warm_up` computes at one time."""
 
@@ -293,6 +295,7 @@ class BaseEngine:
         kv = scheduler.kv_usage()
         milestone = scheduler.stats()
         return {
+            "decoder": self.decoder_name,
             **counts,
             "useful_share": (useful - counts["recomputed_tokens"]) / computed if computed else 1.0,
             "waiting": len(scheduler.waiting),

@@ -177,7 +177,7 @@ def _serve(spec: EngineSpec, config: ServerConfig) -> int:
             limits_of = f"{info.max_num_seqs} requests a step, {info.max_model_len:,} tokens each"
             announce(
                 f"{spec.milestone} serves {info.model_name} at {url}",
-                f"At most {limits_of}.",
+                f"Decoder: {info.decoder}. At most {limits_of}.",
                 *([f"Watch its steps at {url}/"] if config.has_page else []),
             )
 

@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from m5_kernels import EngineConfig
+from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.decoder.load import load_fused_decoder
+from m5_kernels.decoder.ops import DecoderOps
+from m5_kernels.device_state import DeviceState, StepSeq
 from m5_kernels.device_step import DeviceStep
+from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear
+from m5_kernels.extras.families.family_decoder import FamilyDecoder
+from m5_kernels.extras.quantization.int8_method import Int8Linear
 from m5_kernels.extras.spec_decode.spec_decode_runner import SpecDecodeStep
 from m5_kernels.group import Group
 from m5_kernels.kernels.step_metadata import RowState, StepMetadata
@@ -43,6 +52,60 @@ def rounded(model: Any) -> Any:
             scale[scale == 0] = 1  # the row of a padding token
             module.weight.data = (weight.float() / scale.float()).round().to(weight.dtype) * scale
     return model
+
+
+BLOCK_SIZE = 4
+
+
+def fused(model, device="cpu", max_positions=64, ops=None):
+    """Return the fused decoder of a ready model, which keeps its weights."""
+    is_lesson = DecoderConfig.from_hf(model.config).is_lesson
+    return load_fused_decoder(
+        model, model, max_positions, torch.device(device), ops or DecoderOps(),
+        decoder_class=FusedDecoder if is_lesson else FamilyDecoder,
+    )  # fmt: skip
+
+
+def ops_of(device, is_int8):
+    """What the engine gives a decoder on this device."""
+    linear = Int8Linear() if is_int8 else FewRowsLinear.on(torch.device(device))
+    return DecoderOps(linear=linear)
+
+
+def logits_of_steps(model, ids, device, is_int8):
+    """Logits of two sequences, computed in steps of every kind: prefill, chunks, decode, mixed."""
+    model = copy.deepcopy(model).to(device)
+    decoder = fused(model, device, ops=ops_of(device, is_int8))
+    keys, values = zip(*decoder.allocate_caches(40, BLOCK_SIZE), strict=True)
+    cache = SimpleNamespace(keys=keys, values=values, block_size=BLOCK_SIZE)
+    state = DeviceState(2, 64, BLOCK_SIZE, decoder.config.vocab_size, torch.device(device))
+    device_step = DeviceStep(decoder, cache, state, EngineConfig(max_num_seqs=2), 64)
+    for seq, blocks in enumerate(torch.randperm(40)[:32].view(2, 16).tolist()):
+        state.set("token_ids", seq, ids[seq].tolist())
+        state.set("block_table", seq, blocks)
+    computed, seen = [0, 0], [[], []]
+    for lens in [(17, 0), (1, 6), (1, 1), (5, 1), (3, 20), (1, 1), (1, 0), (11, 11)]:
+        order = sorted((seq for seq in (0, 1) if lens[seq]), key=lambda seq: lens[seq] > 1)
+        for seq in order:
+            state.set("num_computed_tokens", seq, [computed[seq]])
+            computed[seq] += lens[seq]
+        state.set_step([StepSeq(seq, lens[seq], False) for seq in order])
+        state.flush()
+        num_new = [lens[seq] for seq in order]
+        num_decodes = num_new.count(1)
+        shape = StepShape(sum(num_new), len(order), num_decodes, len(order) - num_decodes)
+        hidden, _ = device_step.hidden(shape)
+        logits = decoder.logits(hidden, device_step.launch).cpu().split(num_new)
+        for seq, own in zip(order, logits, strict=True):
+            seen[seq].append(own)
+    assert computed == [40, 40]
+    return [torch.cat(logits) for logits in seen]
+
+
+def hf_logits(model, ids):
+    """Hugging Face's logits of whole sequences, on the model's device."""
+    mask = torch.ones_like(ids)
+    return model(ids.to(model.device), attention_mask=mask.to(model.device)).logits
 
 
 def circling(family: str = "llama", **overrides: Any) -> Any:

@@ -101,7 +101,8 @@ def test_ctrl_c_ends_an_answer_and_keeps_its_words(smollm2: LoadedModel, capsys:
     engine = m4_prefix_chunked.LLMEngine(
         smollm2.model, tokenizer=smollm2.tokenizer, max_model_len=128
     )
-    step, steps = engine.driver.step, []
+    steps: list[None] = []
+    step = engine.driver.step
 
     def interrupted() -> None:
         steps.append(None)

@@ -25,6 +25,7 @@ KERNEL_TESTS = [
     "kernels",
     "extras/devices/test_hopper_prefill.py",
     "extras/devices/test_write_to_host.py",
+    "extras/families/test_family_kernels.py",
     "extras/spec_decode/test_verification_attention.py",
     "extras/spec_decode/test_draft_tokens.py",
 ]

@@ -168,8 +168,10 @@ def test_nor_does_a_step_on_hopper(monkeypatch, is_int8, sizes):
         for name in {"is_hopper", "supports_pdl"} & vars(module).keys():
             monkeypatch.setattr(module, name, lambda device: True)
     max_num_seqs, num_tokens, device = 40, 2048, torch.device("meta")
-    shape = DecoderConfig(151_936, *sizes, 128, 1e-6, (None,), True, False, False, False, True)
-    angles = torch.empty(num_tokens, 128, device=device)
+    shape = DecoderConfig(
+        151_936, *sizes, 128, 1e-6, (None,), (0,), True, False, False, False, True
+    )
+    angles = torch.empty(1, num_tokens, 128, device=device)
     gpu = torch.device("cuda")
     linear = Int8Linear() if is_int8 else FewRowsLinear.on(gpu)
     decoder = FusedDecoder(shape, angles, torch.bfloat16, device, DecoderOps(linear=linear))

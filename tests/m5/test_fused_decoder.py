@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,30 +16,25 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from helpers.m5_models import rounded, with_biases
-from m5_kernels import EngineConfig, LLMEngine, SamplingParams
+from helpers.m5_models import fused, hf_logits, logits_of_steps, rounded, with_biases
+from m5_kernels import LLMEngine, SamplingParams
 from m5_kernels import device_step as device_step_file
 from m5_kernels import sampler as sampler_file
 from m5_kernels.backends import Backend
 from m5_kernels.decoder.attention import Attention
-from m5_kernels.decoder.config import DecoderConfig, rope_table
+from m5_kernels.decoder.config import DecoderConfig, rope_tables
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.load import load_fused_decoder
 from m5_kernels.decoder.ops import DecoderOps
 from m5_kernels.decoder.weights import read_safetensors
-from m5_kernels.device_state import DeviceState, StepSeq
-from m5_kernels.device_step import DeviceStep
 from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear
-from m5_kernels.extras.quantization.int8_method import Int8Linear
 from m5_kernels.kernels.launch import PLAIN, Launch
 from m5_kernels.kernels.pdl import supports_pdl
 from m5_kernels.kernels.triton_or_twin import tl, triton
-from m5_kernels.step_graphs import StepShape
 from m5_kernels.tools.measure import relative_error
 from milestone_llm.models.hub_files import safetensors_files
 from milestone_llm.models.tiny_models import build_tiny_model
 
-BLOCK_SIZE = 4
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -79,54 +73,6 @@ WIDE: tuple[str, dict[str, Any]] = (
     },
 )
 """Two layers of Qwen3-0.6B's shape."""
-
-
-def fused(model, device="cpu", max_positions=64, ops=None):
-    """Return the fused decoder of a ready model, which keeps its weights."""
-    ops = ops or DecoderOps()
-    return load_fused_decoder(model, model, max_positions, torch.device(device), ops)
-
-
-def ops_of(device, is_int8):
-    """What the engine gives a decoder on this device."""
-    linear = Int8Linear() if is_int8 else FewRowsLinear.on(torch.device(device))
-    return DecoderOps(linear=linear)
-
-
-def logits_of_steps(model, ids, device, is_int8):
-    """Logits of two sequences, computed in steps of every kind: prefill, chunks, decode, mixed."""
-    model = copy.deepcopy(model).to(device)
-    decoder = fused(model, device, ops=ops_of(device, is_int8))
-    keys, values = zip(*decoder.allocate_caches(40, BLOCK_SIZE), strict=True)
-    cache = SimpleNamespace(keys=keys, values=values, block_size=BLOCK_SIZE)
-    state = DeviceState(2, 64, BLOCK_SIZE, decoder.config.vocab_size, torch.device(device))
-    device_step = DeviceStep(decoder, cache, state, EngineConfig(max_num_seqs=2), 64)
-    for seq, blocks in enumerate(torch.randperm(40)[:32].view(2, 16).tolist()):
-        state.set("token_ids", seq, ids[seq].tolist())
-        state.set("block_table", seq, blocks)
-    computed, seen = [0, 0], [[], []]
-    for lens in [(17, 0), (1, 6), (1, 1), (5, 1), (3, 20), (1, 1), (1, 0), (11, 11)]:
-        order = sorted((seq for seq in (0, 1) if lens[seq]), key=lambda seq: lens[seq] > 1)
-        for seq in order:
-            state.set("num_computed_tokens", seq, [computed[seq]])
-            computed[seq] += lens[seq]
-        state.set_step([StepSeq(seq, lens[seq], False) for seq in order])
-        state.flush()
-        num_new = [lens[seq] for seq in order]
-        num_decodes = num_new.count(1)
-        shape = StepShape(sum(num_new), len(order), num_decodes, len(order) - num_decodes)
-        hidden, _ = device_step.hidden(shape)
-        logits = decoder.logits(hidden, device_step.launch).cpu().split(num_new)
-        for seq, own in zip(order, logits, strict=True):
-            seen[seq].append(own)
-    assert computed == [40, 40]
-    return [torch.cat(logits) for logits in seen]
-
-
-def hf_logits(model, ids):
-    """Hugging Face's logits of whole sequences, on the model's device."""
-    mask = torch.ones_like(ids)
-    return model(ids.to(model.device), attention_mask=mask.to(model.device)).logits
 
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -245,7 +191,7 @@ def test_kernels_that_start_early_give_the_same_tokens(
 
 def decoder_of(folder: Path) -> FusedDecoder:
     config = AutoConfig.from_pretrained(folder)
-    decoder = FusedDecoder(DecoderConfig.from_hf(config), rope_table(config), torch.float32, "cpu")
+    decoder = FusedDecoder(DecoderConfig.from_hf(config), rope_tables(config), torch.float32, "cpu")
     decoder.load(read_safetensors(safetensors_files(str(folder))))
     return decoder
 
@@ -255,7 +201,7 @@ def test_folder_of_shards_gives_the_same_weights(tmp_path) -> None:
     model.save_pretrained(tmp_path, max_shard_size="100KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     second = decoder_of(tmp_path)
-    first = fused(model, max_positions=len(second.cos_sin))
+    first = fused(model, max_positions=second.max_positions)
     for name, own in first.slices().items():
         assert torch.equal(own.target, second.slices()[name].target), name
     assert torch.equal(first.cos_sin, second.cos_sin)
@@ -297,7 +243,8 @@ def test_a_consumed_model_gives_its_memory_back() -> None:
 @pytest.mark.parametrize(
     ("family", "overrides", "named"),
     [
-        ("gemma3_text", {}, "gemma3_text"),
+        ("cohere2", {}, "cohere2"),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, "soft-capping of logits"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
         (
             "llama",

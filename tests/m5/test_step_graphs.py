@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ import m5_kernels
 from helpers.engines import greedy, make_engine, random_prompts, tiny_model
 from helpers.m5_models import RecomputedGraphs, workload
 from m1_single import SamplingParams
+from m5_kernels.decoder.hf_decoder import HFDecoder
 from m5_kernels.extras.tensor_parallel.rank_group import RankGroup
 from m5_kernels.group import Group
 from m5_kernels.sampler import SamplingFeatures
@@ -116,7 +118,14 @@ def test_modules_that_no_graph_holds_are_launched_and_one_line_says_so(caplog):
             self.tried.append((bucket, features))
             raise RuntimeError("operation not permitted when stream is capturing")
 
-    engine = make_engine(m5_kernels, tiny_model("gemma3"), async_scheduling=True, **FIELDS)
+    engine = make_engine(
+        m5_kernels,
+        tiny_model("gemma3"),
+        async_scheduling=True,
+        adapt_backend=lambda chosen: replace(chosen, decoder=HFDecoder),
+        **FIELDS,
+    )
+    assert engine.stats()["decoder"] == "Hugging Face's modules"
     engine.runner.graphs = graphs = Refusing(engine.runner.device_step, must=False)
     caplog.clear()
     m4 = make_engine(m4_prefix_chunked, tiny_model("gemma3"), **FIELDS)
@@ -131,16 +140,24 @@ def test_modules_that_no_graph_holds_are_launched_and_one_line_says_so(caplog):
 @pytest.mark.gpu
 @pytest.mark.parametrize("speculation", [None, "ngram"])
 @pytest.mark.parametrize(
-    ("family", "is_held"), [("gemma3", True), ("gpt2", True), ("qwen3_moe", False)]
+    ("family", "is_held"),
+    [("gemma3", True), ("gpt2", True), ("cohere2", True), ("qwen3_moe", False)],
 )
 def test_on_a_gpu_modules_are_captured_where_they_can_be(family, is_held, speculation):
     is_tiny = family in TINY_FAMILIES
     model = (build_tiny_model if is_tiny else build_small_model)(family).float().cuda()
-    engine = make_engine(m5_kernels, model, speculation=speculation, **FIELDS)
+    engine = make_engine(
+        m5_kernels,
+        model,
+        speculation=speculation,
+        adapt_backend=lambda chosen: replace(chosen, decoder=HFDecoder),
+        **FIELDS,
+    )
     m4 = make_engine(m4_prefix_chunked, model, **FIELDS)
     assert tokens_of(engine, workload(2)) == tokens_of(m4, workload(2))
     runner = getattr(engine.runner, "runner", engine.runner)
-    assert runner.graphs.has_given_up != is_held
+    assert engine.decoder.can_be_captured == is_held == (runner.graphs is not None)
+    assert not is_held or not runner.graphs.has_given_up
 
 
 @pytest.mark.gpu

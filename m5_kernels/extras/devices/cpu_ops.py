@@ -26,6 +26,7 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torc
 
 def embed_norm(
     input_ids: torch.Tensor,
+    positions: torch.Tensor,
     embedding: torch.Tensor,
     weight: torch.Tensor,
     epsilon: float,
@@ -56,8 +57,9 @@ class RopeAndWrite:
 
     def __init__(self) -> None:
         self._positions: torch.Tensor | None = None
-        self._cos = self._sin = torch.empty(0)
-        """Cosines and sines of the step with these positions: fp32 `[num_tokens, 1, head_dim]`."""
+        self._angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """Cosines and sines of the step with these positions, for each table of them:
+        fp32 `[num_tokens, 1, head_dim]`."""
         self._kept: torch.Tensor | None = None
         """bool `[num_tokens]`: which tokens of that step are not padding. None: all of them."""
 
@@ -79,17 +81,21 @@ class RopeAndWrite:
         num_kv_heads, head_dim = key_cache.shape[2:]
         if positions is not self._positions:
             self._positions = positions
-            cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, dim=-1)
-            self._cos, self._sin = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+            self._angles.clear()
             self._kept = slot_mapping >= 0 if slot_mapping.amin() < 0 else None
+        table = cos_sin.data_ptr()
+        if table not in self._angles:
+            cos, sin = cos_sin.index_select(0, positions)[:, None].chunk(2, dim=-1)
+            self._angles[table] = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
+        cos, sin = self._angles[table]
         heads = qkv.view(qkv.shape[0], -1, head_dim)
         rotated, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
         query, key = rotated[:, :num_q_heads], rotated[:, num_q_heads:]
         if q_norm is not None and k_norm is not None:
-            query.copy_(F.rms_norm(query, q_norm.shape, q_norm, epsilon))
-            key.copy_(F.rms_norm(key, k_norm.shape, k_norm, epsilon))
+            query.copy_(F.rms_norm(query, q_norm.shape, q_norm.to(query), epsilon))
+            key.copy_(F.rms_norm(key, k_norm.shape, k_norm.to(key), epsilon))
         paired = rotated.roll(head_dim // 2, -1)
-        rotated.copy_((rotated * self._cos).addcmul_(paired, self._sin))  # sums in fp32
+        rotated.copy_((rotated * cos).addcmul_(paired, sin))  # sums in fp32
         if (kept := self._kept) is not None:
             slot_mapping, key, value = slot_mapping[kept], key[kept], value[kept]
         for cache, new in ((key_cache, key), (value_cache, value)):

@@ -70,6 +70,7 @@ class Collectives:
     def embed_norm(
         self,
         input_ids: torch.Tensor,
+        positions: torch.Tensor,
         embedding: torch.Tensor,
         weight: torch.Tensor,
         epsilon: float,

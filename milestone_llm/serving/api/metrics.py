@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from milestone_llm.frontend.output_processor import RequestState
 
 PREFIX = "milestone_llm:"
-OURS_ALONE = {"step_time_seconds", "step_batch_size", "admission_rejections"}
+OURS_ALONE = {"step_time_seconds", "step_batch_size", "admission_rejections", "decoder_info"}
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 OF_ENGINES = {
@@ -196,6 +196,8 @@ def _of_engine(stats: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     kv, cache = stats.get("kv", {}), stats.get("prefix_cache", {})
     waiting, preempted = stats.get("waiting", 0), stats.get("waiting_preempted", 0)
     used = kv["used"] / kv["total"] if kv.get("total") else 0.0
+    decoder = {(str(stats["decoder"]),): 1} if "decoder" in stats else {}
+    yield gauge, "decoder_info", "the decoder that computes", decoder, "decoder"
     yield gauge, "num_requests_running", "in the batch", {(): stats.get("running", 0)}
     yield gauge, "num_requests_waiting", "in the engine's queue", {(): waiting}
     yield gauge, "kv_cache_usage_perc", "share of KV memory in use, 0 to 1", {(): used}

@@ -44,6 +44,8 @@ class EngineInfo:
     """The model's tokenizer, or None. A thread that uses it makes a copy."""
     engine: str = "0"
     """Its label in `/metrics`; of several engines, the label of all together."""
+    decoder: str = "Hugging Face's modules"
+    """Who computes."""
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,7 @@ class EngineLoop:
             engine.vocab_size,
             engine.eos_token_ids,
             engine.tokenizer,
+            decoder=engine.decoder_name,
         )
         self.problem: str | None = None
         self._orders = SimpleQueue[Callable[[], None]]()

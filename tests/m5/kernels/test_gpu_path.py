@@ -7,6 +7,7 @@ start. Mistakes that the stand-in must see are planted in `mutants.txt`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ import m4_prefix_chunked
 import m5_kernels
 from m1_single import SamplingParams
 from m5.cuda_on_cpu import Machine, cuda_on_cpu
+from m5_kernels.backends import Backend
+from m5_kernels.decoder.hf_decoder import HFDecoder
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytestmark = [
@@ -88,6 +91,67 @@ def test_replayed_steps_that_overlap_give_the_tokens_of_m4(wanted, machine):
     kernels = {name for name in machine.launches - before if name.startswith("_")}
     assert len(kernels) > 8
     assert kernels <= compiled  # at the start
+
+
+def in_modules(chosen: Backend) -> Backend:
+    """Hugging Face's modules, whatever the family."""
+    return replace(chosen, decoder=HFDecoder)
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in has no `nonzero`, with which a twin leaves out padding."""
+    monkeypatch.setattr("m5_kernels.decoder.load.check_logits", lambda *given: None)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_modules_are_replayed_after_a_graph_of_them_gave_their_logits(wanted, machine, caplog):
+    engine = on_device(max_num_batched_tokens=64, adapt_backend=in_modules)
+    before = machine.num_replays
+    assert before == 1
+    assert tokens(engine) == wanted
+    assert machine.num_replays - before == engine.stats()["steps"]
+    [line] = caplog.messages
+    assert line.startswith("Hugging Face's modules in CUDA graphs compute this model")
+    assert engine.stats()["decoder"] == "Hugging Face's modules in CUDA graphs"
+
+
+class Asks:
+    """A hook that waits for the device."""
+
+    def __call__(self, module: Any, args: Any, output: torch.Tensor) -> None:
+        float(output.sum())
+
+
+class Remembers:
+    """A hook that is another one in every fourth call: a graph has one call, for ever."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    def __call__(self, module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        return output * (3.0 if self.num_calls == 4 else 1.0)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("hook", "reason"), [(Asks(), "captured"), (Remembers(), "it gave other logits than")]
+)
+def test_modules_that_no_graph_holds_are_launched_and_one_line_says_why(
+    hook, reason, machine, caplog, monkeypatch
+):
+    monkeypatch.setattr("m5_kernels.engine.check_flat", lambda model: None)
+    own = model()
+    wanted = tokens(m4_prefix_chunked.LLMEngine(own, **{**LIMITS, **FEW}), *TWO)
+    own.model.layers[0].mlp.register_forward_hook(hook)
+    limits = {**LIMITS, **FEW}
+    engine = m5_kernels.LLMEngine(own.to("cuda:0"), adapt_backend=in_modules, **limits)
+    assert tokens(engine, *TWO) == wanted
+    assert machine.num_replays == (reason != "captured")
+    [line] = caplog.messages
+    assert line.startswith("Hugging Face's modules compute this model")
+    assert reason in line
 
 
 def test_steps_launched_kernel_by_kernel_give_the_tokens_of_m4():

@@ -24,6 +24,7 @@ from m5_kernels.extras.quantization.hopper_int8_tiles import (
 from m5_kernels.extras.quantization.int8_method import Int8Linear
 from m5_kernels.extras.quantization.int8_weight import NUM_ARRIVALS, Int8Weight
 from milestone_llm.core.errors import InputError
+from milestone_llm.lab.families import build_small_model
 from milestone_llm.models.hub_files import safetensors_files
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -195,8 +196,8 @@ def test_on_a_gpu_tokens_are_those_of_the_rounded_model(family: str) -> None:
 
 
 def test_what_cannot_be_rounded_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r'quantization="int8": no fused decoder for .gpt2'):
-        m5_kernels.LLMEngine("tiny-gpt2", quantization="int8")
+    with pytest.raises(ValueError, match=r'quantization="int8": no fused decoder for .cohere'):
+        m5_kernels.LLMEngine(build_small_model("cohere"), quantization="int8")
     model = build_tiny_model("llama")
     model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
     with pytest.raises(ValueError, match=r'quantization="int8": .* quantized weights of llama'):

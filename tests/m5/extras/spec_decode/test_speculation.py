@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -156,7 +157,12 @@ def test_many_rows_do_not_guess():
 def test_families_without_a_fused_decoder_guess_as_well(is_pipelined):
     prompts = [[token % VOCAB for token in prompt] for prompt in random_prompts([5, 9])]
     plain = engine(model=model("gemma3"))
-    made = engine(model=model("gemma3"), speculation="ngram", async_scheduling=is_pipelined)
+    made = engine(
+        model=model("gemma3"),
+        speculation="ngram",
+        async_scheduling=is_pipelined,
+        adapt_backend=lambda chosen: replace(chosen, decoder=HFDecoder),
+    )
     assert isinstance(made.decoder, HFDecoder)
     wanted = [output.token_ids for output in plain.generate(prompts, greedy(30))]
     assert [output.token_ids for output in made.generate(prompts, greedy(30))] == wanted

@@ -1,0 +1,127 @@
+"""Every family of the table against Hugging Face's modules: tokens, logits, eight bits."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import m5_kernels
+from helpers.engines import greedy, hf_generate, make_engine, random_prompts
+from helpers.m5_models import hf_logits, logits_of_steps, rounded
+from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.decoder.decoder import FusedDecoder
+from m5_kernels.decoder.families import FAMILIES
+from m5_kernels.tools.measure import relative_error
+from milestone_llm.core.errors import InputError
+from milestone_llm.lab.families import build_small_model
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+MORE: dict[str, tuple[str, dict[str, Any]]] = {
+    "a quarter rotated": ("phi3", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.25}}),
+    "all pairs rotated": ("glm4", {"rope_parameters": {**ROPE, "partial_rotary_factor": 1.0}}),
+    "multipliers": (
+        "granite",
+        {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "attention_multiplier": 0.2,
+            "logits_scaling": 5.0,
+        },
+    ),
+    "windows and no rope": ("smollm3", {"use_sliding_window": True, "sliding_window": 8}),
+    "all layers rotated": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 4},
+    ),
+    "no biases": ("starcoder2", {"use_bias": False}),
+    "another scale": ("gemma3_text", {"query_pre_attn_scalar": 30}),
+    "tied, scaled": ("gemma", {"tie_word_embeddings": True}),
+    "tied, transposed": ("gpt2", {"tie_word_embeddings": True}),
+    "biases of the MLP": ("arcee", {"mlp_bias": True, "attention_bias": True}),
+}
+CASES = {**{name: (name, {}) for name in FAMILIES}, **MORE}
+NEW = [name for name, (family, _) in CASES.items() if not FAMILIES[family].is_lesson]
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+
+
+def model_of(case: str) -> Any:
+    """Return a small model with random norms and biases."""
+    family, overrides = CASES[case]
+    return build_small_model(family, **overrides)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_tokens_equal_hugging_face(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    """In fp32: prompts in chunks, decode rows beside them, contexts longer than the window."""
+    model, prompts = model_of(case), random_prompts((3, 21, 9))
+    wanted = [hf_generate(model, prompt, 8, eos_token_id=199) for prompt in prompts]
+    engine = make_engine(m5_kernels, model, max_num_batched_tokens=16, block_size=4)
+    assert isinstance(engine.decoder, FusedDecoder)
+    assert [each.token_ids for each in engine.generate(prompts, greedy(8))] == wanted
+    assert not [each for each in caplog.records if each.name.startswith("m5_kernels")]
+
+
+@DEVICES
+@pytest.mark.parametrize("case", NEW)
+@torch.inference_mode()
+def test_in_bf16_logits_are_as_near_the_exact_ones_as_those_of_hugging_face(
+    case: str, device: str
+) -> None:
+    model = model_of(case).bfloat16()
+    ids = torch.randint(4, 199, (2, 40), generator=torch.Generator().manual_seed(0))
+    exact = hf_logits(copy.deepcopy(model).float(), ids)
+    theirs = hf_logits(copy.deepcopy(model).to(device), ids).cpu()
+    for seq, logits in enumerate(logits_of_steps(model, ids, device, is_int8=False)):
+        wanted = exact[seq][: len(logits)]
+        allowed = 1.5 * relative_error(theirs[seq][: len(logits)], wanted)
+        assert relative_error(logits, wanted) < allowed
+
+
+@pytest.mark.parametrize("case", ["phi3", "glm4", "starcoder2"])
+@torch.inference_mode()
+def test_in_eight_bits_logits_are_those_of_scale_times_integers(case: str) -> None:
+    model = model_of(case)
+    ids = torch.randint(4, 199, (2, 40), generator=torch.Generator().manual_seed(0))
+    expected = hf_logits(rounded(model), ids)
+    for seq, logits in enumerate(logits_of_steps(model, ids, "cpu", is_int8=True)):
+        wanted = expected[seq][: len(logits)]
+        torch.testing.assert_close(logits, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_what_a_family_has_and_the_table_does_not_say_is_refused_by_name() -> None:
+    for family, overrides, named in (
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "soft-capping of scores"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scores by the number of the layer"),
+        ("opt", {"do_layer_norm_before": False}, "norms after the addition"),
+        ("opt", {"word_embed_proj_dim": 32}, "an embedding of another size"),
+        ("olmo2", {"hidden_act": "gelu"}, "activation 'gelu'"),
+    ):
+        config = build_small_model(family).config
+        for name, value in overrides.items():
+            setattr(config, name, value)
+        with pytest.raises(InputError, match=named):
+            DecoderConfig.from_hf(config)
+
+
+def test_the_lesson_alone_does_not_compute_what_needs_other_operations() -> None:
+    config = DecoderConfig.from_hf(model_of("multipliers").config)
+    with pytest.raises(InputError, match="the lesson's operations do not compute"):
+        FusedDecoder(config, torch.zeros(1, 8, 16), torch.float32, "cpu")
+
+
+@pytest.mark.parametrize("family", ["phi3", "gpt2"])
+def test_files_are_read_by_their_own_names(family: str, tmp_path: Path) -> None:
+    """In eight bits weights come from the files: merged or transposed, one at a time."""
+    model, prompts = build_small_model(family), random_prompts((3, 21))
+    model.save_pretrained(tmp_path)
+    tokens = []
+    for source, fields in ((str(tmp_path), {"dtype": "float32"}), (model, {})):
+        engine = make_engine(m5_kernels, source, quantization="int8", max_model_len=64, **fields)
+        tokens.append([each.token_ids for each in engine.generate(prompts, greedy(8))])
+    assert tokens[0] == tokens[1]
+    with pytest.raises(InputError, match=f"matrices of {family} are not kept"):
+        make_engine(m5_kernels, model, quantization="gguf")
