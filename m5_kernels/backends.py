@@ -5,6 +5,7 @@
                       long chunks, tokens to the host
     families          norms, activations and ropes that llama has not
     quantization      weights of 8 or 4 bits                       `quantization`
+    experts           an MLP of many, of which a token meets some   the model
     tensor_parallel   a part of each layer, sums over all GPUs     `tensor_parallel_size`
     spec_decode       a runner that verifies draft tokens          `speculation`
 
@@ -24,7 +25,7 @@ from milestone_llm.core.errors import InputError
 
 from .config import EngineConfig
 from .decoder.attention import AttentionShape
-from .decoder.config import DecoderConfig, is_fusible
+from .decoder.config import DecoderConfig, has_experts, is_fusible
 from .decoder.decoder import FusedDecoder
 from .decoder.load import Decoder
 from .decoder.ops import LESSON, DecoderOps
@@ -91,8 +92,11 @@ def choose_backend(
         chosen = _gpu(chosen, config, model, device, group)
     elif group.size == 1:
         chosen = _cpu(chosen)
-    if is_fusible(model.config) and not DecoderConfig.from_hf(model.config).is_lesson:
-        chosen = _family(chosen, config, model, group)
+    if is_fusible(model.config):
+        if has_experts(model.config):
+            chosen = _experts(chosen, config, model, device)
+        if not DecoderConfig.from_hf(model.config).is_lesson:
+            chosen = _family(chosen, config, model, group)
     if config.quantization == "int8":
         chosen = _int8(chosen, model, device, group)
     elif config.quantization == "gguf":
@@ -153,6 +157,28 @@ def _family(chosen: Backend, config: EngineConfig, model: PreTrainedModel, group
     if config.quantization == "gguf":
         raise InputError(f'quantization="gguf": matrices of {name} are not kept as in the file')
     return replace(chosen, decoder=FamilyDecoder)
+
+
+def _experts(
+    chosen: Backend, config: EngineConfig, model: PreTrainedModel, device: torch.device
+) -> Backend:
+    from .extras.experts.config import experts_config
+    from .extras.experts.moe_mlp import CreateMLP
+
+    if config.quantization is not None:
+        name = f'quantization="{config.quantization}"'
+        raise InputError(f"{name} knows no weights of experts, and {model.config.model_type} has")
+    if config.tensor_parallel_size > 1:
+        raise InputError(
+            f"tensor_parallel_size={config.tensor_parallel_size}: the experts of "
+            f"{model.config.model_type} are not cut"
+        )
+    create = CreateMLP(experts_config(model.config))
+    if runs_no_kernels(device):
+        from .extras.experts.cpu_experts import cpu_experts
+
+        create = replace(create, compute=cpu_experts)
+    return replace(chosen, ops=replace(chosen.ops, mlp=create))
 
 
 def _int8(chosen: Backend, model: PreTrainedModel, device: torch.device, group: Group) -> Backend:

@@ -32,7 +32,10 @@ LESSON = [
     *ROOT.glob("m5_kernels/kernels/*.py"),
 ]
 """M5 without `backends.py`, which chooses extras, and the fields and programs that ask for one."""
-EXTRAS = r"\b(int8|gguf|hopper|tensor_parallel|guess(es)?|draft_token_ids|proposer|spec_decode)\b"
+EXTRAS = (
+    r"\b(int8|gguf|hopper|experts|tensor_parallel|guess(es)?|draft_token_ids|proposer"
+    r"|spec_decode)\b"
+)
 CORE = list(ROOT.glob("milestone_llm/core/*.py"))
 OF_LATER_MILESTONES = r"guess|draft|speculat|\bforks?\b|\branks\b"
 

@@ -123,6 +123,8 @@ class Exhibit:
     walk: str
     """The stop of the walkthrough: lines of a guide, without its title."""
     config: Mapping[str, object] = field(default_factory=dict)
+    family: str = "llama"
+    """Family of the tiny model."""
     both: Mapping[str, object] = field(default_factory=dict)
     """Further replacements, in both runs: a slow device, for example."""
     serve: Callable[[Exhibit, Run], None] | None = None
@@ -156,7 +158,7 @@ class Exhibit:
                 **(switch or {}),
                 "trace": "memory",
             }
-            run = Run(package.LLMEngine(model(), **fields))
+            run = Run(package.LLMEngine(model(self.family), **fields))
             (self.serve or _serve)(self, run)
         return run
 
@@ -211,11 +213,13 @@ def take(run: Run, outputs: Sequence[Any]) -> None:
 
 
 @functools.cache
-def model() -> Any:
-    """Return a tiny model with random weights, the same for all exhibits."""
+def model(family: str = "llama") -> Any:
+    """Return a tiny model with random weights, the same for all exhibits of a family."""
     from milestone_llm.models.tiny_models import build_tiny_model
 
-    return build_tiny_model("llama").double()
+    tiny = build_tiny_model(family).double()
+    tiny.set_experts_implementation("eager")  # torch's grouped products know no float64
+    return tiny
 
 
 @functools.cache

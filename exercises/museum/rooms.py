@@ -39,6 +39,9 @@ ROOMS = {
     "Structured output": {
         "another_rows_rule": "An answer that has to be one of some choices is none of them",
     },
+    "Experts": {
+        "neighbours_expert": "A model with experts answers one user well, and two not",
+    },
 }
 """By room: an exhibit's file, and what a user reported."""
 
@@ -48,6 +51,7 @@ BY_SYMPTOM = {
         "tokens_too_many",
         "next_steps_rows",
         "another_rows_rule",
+        "neighbours_expert",
     ),
     "Wrong tokens, only with guesses": ("past_the_end",),
     "Right at first, then not": ("asked_again", "second_turn", "crafted_prompt", "recycled_row"),

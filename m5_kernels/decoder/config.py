@@ -97,6 +97,7 @@ class DecoderConfig:
             "an embedding of another size": read("word_embed_proj_dim") not in (None, hidden_size),
             "soft-capping of scores": read("attn_logit_softcapping") is not None,
             "soft-capping of logits": read("final_logit_softcapping") is not None,
+            "clipped queries, keys and values": read("clip_qkv") is not None,
             "attention in both directions": bool(read("use_bidirectional_attention")),
             f"{num_q_heads} heads over {num_kv_heads} of keys": num_q_heads % num_kv_heads != 0,
             f"rms_norm_eps {epsilon}": not 0 <= epsilon < math.inf,
@@ -128,7 +129,7 @@ class DecoderConfig:
             has_qkv_bias=qkv,
             has_output_bias=output,
             has_mlp_bias=mlp,
-            has_qk_norm=bool(family.qk_norm),
+            has_qk_norm=bool(family.qk_norm) and read("use_qk_norm", default=True),
             is_tied=config.tie_word_embeddings,
             family=family,
             activation=activation,
@@ -162,6 +163,11 @@ def is_fusible(config: Any) -> bool:
     except InputError:
         return False
     return True
+
+
+def has_experts(config: Any) -> bool:
+    """Return whether a token chooses among several MLPs of a layer."""
+    return bool(getattr(config, "num_experts_per_tok", None))
 
 
 def rope_tables(config: Any, max_positions: int | None = None) -> torch.Tensor:

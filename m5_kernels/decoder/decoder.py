@@ -243,7 +243,9 @@ class FusedDecoder:
     def token_counts(self, max_tokens: int) -> list[int]:
         """Return further numbers of tokens for which linear layers have kernels of their own."""
         weights = [*self.layers[0].linear_weights, LinearWeight(self.lm_head, is_gated=False)]
-        return sorted(set(self.ops.linear.token_counts(max_tokens, weights)))
+        of_linear = self.ops.linear.token_counts(max_tokens, weights)
+        mlps = [self.layers[index].mlp for index in self.layers_of_each_kind]
+        return sorted({*of_linear, *(each for mlp in mlps for each in mlp.token_counts())})
 
     def allocate_caches(self, num_blocks: int, block_size: int) -> KVCaches:
         """Return zeroed keys and values of all layers, in the model's dtype."""

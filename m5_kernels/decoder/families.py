@@ -164,4 +164,14 @@ FAMILIES = {
             (".c_proj.", ".down_proj."),
         ),
     ),
+    # With experts: `extras.experts.config` has what these need.
+    "qwen3_moe": Family(windows="all", qk_norm="head"),
+    "qwen2_moe": Family(windows="layer_types", biases=("qkv_bias", False, False)),
+    "mixtral": Family(windows="all"),
+    "olmoe": Family(qk_norm="whole"),
+    "granitemoe": Family(scale="attention_multiplier"),
+    "ernie4_5_moe": Family(rope="pairs", biases=("use_bias",) * 3),
+    "glm4_moe": Family(qk_norm="head", is_partial=True, biases=("attention_bias", False, False)),
+    "dots1": Family(windows="layer_types", qk_norm="head"),
+    "minimax_m2": Family(qk_norm="whole", is_partial=True, biases=(False, False, False)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,9 @@ class MLP(Protocol):
     @property
     def weights(self) -> list[LinearWeight]:
         """The weights of its linear layers, the largest first; none: it has kernels of its own."""
+
+    def token_counts(self) -> Iterable[int]:
+        """Return numbers of tokens that launch other kernels of its own than fewer tokens do."""
 
 
 @dataclass(frozen=True)
@@ -84,3 +88,7 @@ class DenseMLP:
     def weights(self) -> list[LinearWeight]:
         """The weights of the linear layers, the largest first."""
         return [LinearWeight(self.gate_up, True), LinearWeight(self.down, False)]
+
+    def token_counts(self) -> Iterable[int]:
+        """Return none: `LinearMethod` knows those of linear layers."""
+        return ()

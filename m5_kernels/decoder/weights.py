@@ -86,8 +86,13 @@ def zeros_if(
 
 
 def read_model(model: Any, consume: bool) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of a `PreTrainedModel`. `consume` empties each before the next."""
-    for name, parameter in model.named_parameters():
+    """Yield the weights of a `PreTrainedModel`. `consume` empties each before the next.
+
+    Buffers that a checkpoint holds are weights that no training changes.
+    """
+    stored = model.state_dict().keys()
+    buffers = ((name, buffer) for name, buffer in model.named_buffers() if name in stored)
+    for name, parameter in (*model.named_parameters(), *buffers):
         yield name, parameter.data
         if consume:
             parameter.data = parameter.data.new_empty(0)

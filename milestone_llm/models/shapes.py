@@ -35,10 +35,21 @@ def _qwen3(hidden: int, mlp: int, layers: int, heads: int, is_tied: bool = False
     }
 
 
+_QWEN3_30B_A3B = {
+    **_qwen3(2048, 6144, 48, 32),
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, is_tied=True),
     "qwen3-8b": _qwen3(4096, 12_288, 36, 32),
     "qwen3-32b": _qwen3(5120, 25_600, 64, 64),
+    "qwen3-30b-a3b": _QWEN3_30B_A3B,
 }
 """Fields of the Hugging Face config of each shape."""
 

@@ -37,6 +37,13 @@ TINY_FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {**_GROUPED, "use_sliding_window": False},
     "qwen3": {**_GROUPED, "use_sliding_window": False},
     "mistral": {**_GROUPED, "sliding_window": 24},
+    "qwen3-moe": {
+        **_GROUPED,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "norm_topk_prob": True,
+    },
     "gemma3": {
         **_GROUPED,
         "num_hidden_layers": 3,
@@ -49,7 +56,7 @@ TINY_FAMILIES: dict[str, dict[str, Any]] = {
 }
 """Config of each family of `build_tiny_model`."""
 
-_MODEL_TYPES = {"gemma3": "gemma3_text"}
+_MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3-moe": "qwen3_moe"}
 _INIT_STD = 0.25  # so large that greedy outputs vary, and do not repeat one token
 
 _SEEDING = threading.Lock()

@@ -38,6 +38,7 @@ WRONG = {
     "runs_past_stop": {"a"},
     "anothers_stream": {"r0"},
     "another_rows_rule": {"animal", "free"},
+    "neighbours_expert": {"b", "c", "d"},
 }
 """Whose tokens are not those of the correct engine; in the other exhibits nobody's."""
 INVARIANTS = [

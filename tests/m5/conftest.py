@@ -24,6 +24,7 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 KERNEL_TESTS = [
     "kernels",
     "extras/devices/test_hopper_prefill.py",
+    "extras/experts/test_expert_kernels.py",
     "extras/devices/test_write_to_host.py",
     "extras/families/test_family_kernels.py",
     "extras/spec_decode/test_verification_attention.py",

@@ -18,7 +18,7 @@ from helpers.m5_models import facts, nearly, workload
 from milestone_llm.models.tiny_models import build_tiny_model
 
 MAX_MODEL_LEN = 112
-FUSED = ["llama", "mistral", "qwen2", "qwen3"]
+FUSED = ["llama", "mistral", "qwen2", "qwen3", "qwen3-moe"]
 
 
 @functools.cache

@@ -141,7 +141,7 @@ def test_modules_that_no_graph_holds_are_launched_and_one_line_says_so(caplog):
 @pytest.mark.parametrize("speculation", [None, "ngram"])
 @pytest.mark.parametrize(
     ("family", "is_held"),
-    [("gemma3", True), ("gpt2", True), ("cohere2", True), ("qwen3_moe", False)],
+    [("gemma3", True), ("gpt2", True), ("cohere2", True), ("hunyuan_v1_moe", False)],
 )
 def test_on_a_gpu_modules_are_captured_where_they_can_be(family, is_held, speculation):
     is_tiny = family in TINY_FAMILIES

@@ -14,9 +14,10 @@ from m5_kernels.decoder.layer import Layer, Norm
 from m5_kernels.decoder.ops import LESSON, DecoderOps
 from m5_kernels.decoder.shard import Shard
 from m5_kernels.decoder.weights import StoredWeight
+from milestone_llm.core.errors import InputError
 
 from .family_layer import FamilyLayer, stored_norm
-from .mlp import FamilyMLP
+from .mlp import XIELU_CONSTANTS, FamilyMLP
 from .norms import EXACT, LAYER, ROUNDED, FamilyNorm, NormWeight, add_norm, embed_norm
 from .qk_norm import NormThenRope
 
@@ -91,7 +92,7 @@ class FamilyDecoder(FusedDecoder):
 
     def _qk_norms(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         c = self.config
-        if not c.family.qk_norm:
+        if not c.has_qk_norm:
             return None, None
         heads = (c.num_q_heads, c.num_kv_heads) if c.family.qk_norm == "whole" else (1, 1)
         dtype = self.dtype if c.family.norm == "rms" else torch.float32
@@ -113,7 +114,7 @@ class FamilyDecoder(FusedDecoder):
                 (name, weight[:].T if name.endswith(TRANSPOSED) else weight)
                 for name, weight in weights
             )
-        super().load(weights)
+        super().load((name, weight) for name, weight in weights if not _is_of_xielu(name, weight))
 
     def stored(self) -> list[StoredWeight]:
         """Return where a checkpoint's weights go."""
@@ -138,6 +139,18 @@ class FamilyDecoder(FusedDecoder):
         ]
 
 
+def _is_of_xielu(name: str, weight: Any) -> bool:
+    """Return whether a weight is one of xIELU's two constants, which must be what they are here.
+
+    Raises:
+        InputError: it has another value.
+    """
+    constant = XIELU_CONSTANTS.get(name.rpartition(".act_fn.")[2])
+    if constant is not None and abs(float(weight[...]) / constant - 1) > 0.01:
+        raise InputError(f"the fused decoder computes xIELU with {constant}, not as {name} says")
+    return constant is not None
+
+
 def has_own_norms(config: DecoderConfig) -> bool:
     """Return whether the lesson's norms do not do."""
     is_plain = config.family.norm == "rms" and config.family.norms == "before"
@@ -156,7 +169,7 @@ def family_ops(config: DecoderConfig, ops: DecoderOps) -> DecoderOps:
     family = config.family
     if has_own_norms(config):
         ops = replace(ops, embed_norm=embed_norm, add_norm=add_norm)
-    if family.qk_norm == "whole":
+    if config.has_qk_norm and family.qk_norm == "whole":
         ops = replace(ops, rope_kv_write=NormThenRope(ops.rope_kv_write))
     is_dense = ops.mlp is LESSON.mlp
     if is_dense and (not family.is_gated or config.activation != "silu" or family.merged):

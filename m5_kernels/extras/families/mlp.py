@@ -6,6 +6,7 @@ without       down(activation(up))
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,8 @@ ACTIVATIONS = {
     "xielu": XIELU,
 }
 XIELU_BETA, XIELU_EPSILON = 0.5, -1e-6
+XIELU_CONSTANTS = {"beta": XIELU_BETA, "eps": XIELU_EPSILON}
+"""By the names that checkpoints have for them."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,10 @@ class FamilyMLP:
                 {alphas[0]: F.softplus, alphas[1]: lambda alpha: XIELU_BETA + F.softplus(alpha)},
             ),
         ]
+
+    def token_counts(self) -> Iterable[int]:
+        """Return none: `LinearMethod` knows those of linear layers."""
+        return ()
 
     @property
     def weights(self) -> list[LinearWeight]:

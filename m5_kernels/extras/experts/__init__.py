@@ -1,0 +1,12 @@
+"""Experts: a layer's MLP is many small ones, and each token meets a few of them.
+
+Read in this order:
+
+    moe_mlp     the weights of a layer, and what it launches
+    routing     which experts a token meets
+    sorting     tokens in the order of their experts, in tiles
+    grouped     products of all experts in one launch
+    cpu_experts what torch computes on a CPU
+    tiles       how much a program computes at once
+    config      what a family's experts are like
+"""

@@ -1,0 +1,171 @@
+"""A layer's MLP of many experts, of which a token meets a few (vLLM: `FusedMoE`).
+
+one token    router -> gate and up, down                                        3 launches
+more         router -> route -> sort -> gate and up -> down -> combine          6 launches
+on a CPU     the twins, expert after expert
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+
+from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.decoder.linear import LinearMethod, LinearWeight, Weight
+from m5_kernels.decoder.mlp import MLP, DenseMLP
+from m5_kernels.decoder.weights import StoredWeight
+from m5_kernels.kernels.launch import Launch
+
+from .config import ExpertsConfig
+from .grouped import combine, experts_torch, grouped_down, grouped_gate_up
+from .routing import route, route_one, route_torch
+from .sorting import SortedPairs, sort_by_expert
+from .tiles import H200_GROUPED, grouped_tiles
+
+
+@dataclass(frozen=True)
+class CreateMLP:
+    """Creates the MLP of each layer: experts, or a dense one in the layers that have none."""
+
+    experts: ExpertsConfig
+    compute: Callable[..., torch.Tensor] = experts_torch
+    """Computes the experts where no kernels run."""
+
+    def __call__(
+        self,
+        index: int,
+        config: DecoderConfig,
+        linear: LinearMethod,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> MLP:
+        """Return the MLP of a layer, not yet filled."""
+        if index not in self.experts.sparse_layers:
+            return DenseMLP.create(index, config, linear, dtype, device)
+        created = MoEMLP.create(index, self.experts, config, linear, dtype, device)
+        return replace(created, compute=self.compute)
+
+
+@dataclass(frozen=True)
+class MoEMLP:
+    """Weights of the experts of a layer, of their router, and of the expert that all share."""
+
+    config: ExpertsConfig
+    router: Weight
+    """`[num_experts, hidden_size]`."""
+    bias: torch.Tensor | None
+    """fp32, added to scores for the choice."""
+    gate_up: torch.Tensor
+    """`[num_experts, 2 * size, hidden_size]`, the gates of an expert first."""
+    down: torch.Tensor
+    """`[num_experts, hidden_size, size]`."""
+    shared: DenseMLP | None
+    shared_gate: Weight | None
+    """`[1, hidden_size]`."""
+    arrivals: torch.Tensor
+    """int32 `[1]`, as `route_one` takes it."""
+    compute: Callable[..., torch.Tensor] = experts_torch
+
+    @classmethod
+    def create(
+        cls,
+        index: int,
+        experts: ExpertsConfig,
+        config: DecoderConfig,
+        linear: LinearMethod,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> MoEMLP:
+        """Return experts of this shape, not yet filled."""
+        hidden_size, num_experts = config.hidden_size, experts.routing.num_experts
+        router_dtype = torch.float32 if experts.routes_in_fp32 else dtype
+        own = replace(config, intermediate_size=experts.shared_size)
+        return cls(
+            config=experts,
+            router=linear.create(num_experts, hidden_size, router_dtype, device),
+            bias=torch.zeros(experts.bias_shape, device=device) if experts.bias else None,
+            gate_up=torch.empty(
+                num_experts, 2 * experts.size, hidden_size, dtype=dtype, device=device
+            ),
+            down=torch.empty(num_experts, hidden_size, experts.size, dtype=dtype, device=device),
+            shared=(
+                DenseMLP.create(index, own, linear, dtype, device) if experts.shared_size else None
+            ),
+            shared_gate=(
+                linear.create(1, hidden_size, dtype, device) if experts.shared_gate else None
+            ),
+            arrivals=torch.zeros(1, dtype=torch.int32, device=device),
+        )
+
+    def __call__(self, hidden: torch.Tensor, linear: LinearMethod, launch: Launch) -> torch.Tensor:
+        """Return what the layer adds to the residual stream, `[num_tokens, hidden_size]`."""
+        routing, bias = self.config.routing, self.bias
+        shared = self._shared(hidden, linear, launch)
+        if not launch.runs_triton(hidden):
+            chosen = route_torch(self._router_logits(hidden, linear, launch), routing, bias)
+            return self.compute(hidden, self.gate_up, self.down, *chosen, shared)
+        num_pairs = len(hidden) * routing.top_k
+        tiles = grouped_tiles(num_pairs, routing.num_experts, hidden.dtype, hidden.device)
+        rows = tiles.gate_up.rows
+        if len(hidden) == 1:
+            topk_ids, first_rows, topk_weights = route_one(
+                hidden, self.router, routing, bias, self.arrivals, rows, launch
+            )
+            pairs = SortedPairs(first_rows, topk_ids)
+        else:
+            logits = self._router_logits(hidden, linear, launch)
+            topk_ids, topk_weights = route(logits, routing, bias, launch)
+            pairs = sort_by_expert(topk_ids, routing.num_experts, rows, launch)
+        neurons = grouped_gate_up(hidden, self.gate_up, pairs, routing.top_k, tiles.gate_up, launch)
+        outputs = grouped_down(neurons, self.down, pairs, topk_weights, tiles.down, launch)
+        return combine(outputs, routing.top_k, shared, launch)
+
+    def _router_logits(
+        self, hidden: torch.Tensor, linear: LinearMethod, launch: Launch
+    ) -> torch.Tensor:
+        if self.config.routes_in_fp32:
+            return F.linear(hidden.float(), self.router)
+        return linear.apply(hidden, self.router, None, launch)
+
+    def _shared(
+        self, hidden: torch.Tensor, linear: LinearMethod, launch: Launch
+    ) -> torch.Tensor | None:
+        if self.shared is None:
+            return None
+        output = self.shared(hidden, linear, launch)
+        if self.shared_gate is None:
+            return output
+        return output * linear.apply(hidden, self.shared_gate, None, launch).sigmoid()
+
+    def stored(self, prefix: str, whole: DecoderConfig) -> list[StoredWeight]:
+        """Return where the weights of a checkpoint go. prefix: how their names begin."""
+        c, hidden_size = self.config, whole.hidden_size
+        prefix = prefix.removesuffix("mlp") + c.block
+        num_experts, two, _ = self.gate_up.shape
+        experts = f"{prefix}.experts"
+        stored = [
+            StoredWeight(self.router, ((f"{prefix}.{c.router}.weight", num_experts, hidden_size),)),
+            StoredWeight(self.bias, ((f"{prefix}.{c.bias}", *c.bias_shape),)),
+            StoredWeight(
+                self.gate_up, ((f"{experts}.gate_up_proj", num_experts, two, hidden_size),)
+            ),
+            StoredWeight(self.down, ((f"{experts}.down_proj", num_experts, hidden_size, c.size),)),
+            StoredWeight(self.shared_gate, ((f"{prefix}.{c.shared_gate}.weight", 1, hidden_size),)),
+        ]
+        if self.shared is not None:
+            own = replace(whole, intermediate_size=c.shared_size)
+            stored += self.shared.stored(f"{prefix}.{c.shared}", own)
+        return stored
+
+    @property
+    def weights(self) -> list[LinearWeight]:
+        """Return none: what takes the time of this MLP are kernels of its own."""
+        return []
+
+    def token_counts(self) -> Iterable[int]:
+        """Return from which numbers of tokens on products have other tiles."""
+        routing = self.config.routing
+        return [most * routing.num_experts // routing.top_k + 1 for most, _ in H200_GROUPED]
