@@ -17,9 +17,14 @@ class BlockCache:
     """Keys and values of all layers in blocks, and the host memory to which they may be swapped."""
 
     def __init__(
-        self, model: PreTrainedModel, num_blocks: int, block_size: int, num_host_blocks: int = 0
+        self,
+        model: PreTrainedModel,
+        num_blocks: int,
+        block_size: int,
+        num_host_blocks: int = 0,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        self.shape = KVShape.of(model)
+        self.shape = KVShape.of(model, dtype)
         self.num_blocks, self.block_size = num_blocks, block_size
         self.device = model.device
         self.keys, self.values = self._tensors(num_blocks, self.device)

@@ -81,7 +81,7 @@ def _check_kv_memory(model: PreTrainedModel, config: EngineConfig, num_blocks: i
     Raises:
         InputError: memory does not hold them.
     """
-    bytes_per_token, host = KVShape.of(model).bytes_per_token, torch.device("cpu")
+    bytes_per_token, host = KVShape.of(model, config.kv_dtype).bytes_per_token, torch.device("cpu")
     each, size = f"tokens ({bytes_per_token} bytes each)", config.block_size
     what = f"KV memory of {num_blocks} blocks of block_size={size} {each}"
     advice = "lower kv_cache_tokens, block_size or max_model_len"
@@ -101,7 +101,10 @@ def _num_free_tokens(
     model: PreTrainedModel, config: EngineConfig, max_model_len: int, run_once: RunOnce
 ) -> int:
     if model.device.type != "cuda":
-        return min(CPU_KV_BYTES, host_memory() // 2) // KVShape.of(model).bytes_per_token
+        return (
+            min(CPU_KV_BYTES, host_memory() // 2)
+            // KVShape.of(model, config.kv_dtype).bytes_per_token
+        )
     with torch.cuda.device(model.device):
         return _free_tokens_after_profiling(model, config, max_model_len, run_once)
 
@@ -111,7 +114,10 @@ def with_swap_space(config: AnyConfig, model: PreTrainedModel, num_blocks: int) 
     KV, at most 4 GiB."""
     if config.preemption != "swap" or config.swap_space_tokens is not None:
         return config
-    limit = min(SWAP_SPACE_BYTES, host_memory() // 4) // KVShape.of(model).bytes_per_token
+    limit = (
+        min(SWAP_SPACE_BYTES, host_memory() // 4)
+        // KVShape.of(model, config.kv_dtype).bytes_per_token
+    )
     return replace(config, swap_space_tokens=min(num_blocks * config.block_size, limit))
 
 
@@ -137,9 +143,9 @@ def _free_tokens_after_profiling(
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     plan, num_blocks = _largest_step(config, max_model_len)
-    run_once(BlockCache(model, num_blocks, config.block_size), plan)
+    run_once(BlockCache(model, num_blocks, config.block_size, dtype=config.kv_dtype), plan)
     torch.cuda.synchronize()
-    bytes_per_token = KVShape.of(model).bytes_per_token
+    bytes_per_token = KVShape.of(model, config.kv_dtype).bytes_per_token
     own_cache = num_blocks * config.block_size * bytes_per_token
     activations = torch.cuda.max_memory_allocated() - before - own_cache
     torch.cuda.empty_cache()

@@ -88,10 +88,12 @@ def choose_backend(
         InputError: the model or the device does not support the quantization that is asked for.
     """
     chosen = Backend(launch=Launch.on(device))
+    if "fp8" in (config.quantization, config.kv_cache_dtype):
+        _check_fp8(device)
     if not runs_no_kernels(device):
         chosen = _gpu(chosen, config, model, device, group)
     elif group.size == 1:
-        chosen = _cpu(chosen)
+        chosen = _cpu(chosen, config)
     if is_fusible(model.config):
         if has_experts(model.config):
             chosen = _experts(chosen, config, model, device)
@@ -99,6 +101,8 @@ def choose_backend(
             chosen = _family(chosen, config, model, group)
     if config.quantization == "int8":
         chosen = _int8(chosen, model, device, group)
+    elif config.quantization == "fp8":
+        chosen = _fp8(chosen, model, device)
     elif config.quantization == "gguf":
         chosen = _gguf(chosen, source, model, device)
     if group.size > 1:
@@ -113,7 +117,7 @@ def is_pipelined(config: EngineConfig) -> bool:
     return bool(config.async_scheduling) and not config.enforce_eager
 
 
-def _cpu(lesson: Backend) -> Backend:
+def _cpu(lesson: Backend, config: EngineConfig) -> Backend:
     from .extras.devices.cpu_attention import CPUAttention
     from .extras.devices.cpu_linear import CPULinear
     from .extras.devices.cpu_ops import RopeAndWrite, add_norm, embed_norm
@@ -124,7 +128,10 @@ def _cpu(lesson: Backend) -> Backend:
         rope_kv_write=RopeAndWrite(),
         attention=CPUAttention,
         add_norm=add_norm,
+        last_norm=add_norm,
     )
+    if config.kv_dtype is not None:  # only the twins read keys and values in other bits
+        ops = replace(ops, rope_kv_write=lesson.ops.rope_kv_write, attention=lesson.ops.attention)
     return replace(lesson, ops=ops)
 
 
@@ -143,7 +150,8 @@ def _gpu(
 
     ops = replace(lesson.ops, linear=FewRowsLinear.on(device, may_start_early=group.size == 1))
     head_dim = AttentionShape.of(model).head_dim
-    if runs_on_hopper(device, model.dtype, head_dim, config.block_size):
+    is_plain = config.kv_dtype is None
+    if is_plain and runs_on_hopper(device, model.dtype, head_dim, config.block_size):
         ops = replace(ops, attention=hopper_attention)
     return replace(lesson, ops=ops, copy=write_to_host)
 
@@ -193,6 +201,24 @@ def _int8(chosen: Backend, model: PreTrainedModel, device: torch.device, group: 
     return replace(chosen, ops=replace(chosen.ops, linear=linear))
 
 
+def _check_fp8(device: torch.device) -> None:
+    """Refuse a GPU that has no numbers in e4m3."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
+        name = torch.cuda.get_device_name(device)
+        raise InputError(f'fp8 needs an Ada or Hopper GPU, this is {name}: quantization="int8"')
+
+
+def _fp8(chosen: Backend, model: PreTrainedModel, device: torch.device) -> Backend:
+    from .extras.quantization.fp8_linear import Fp8Linear, fp8_ops
+
+    _check_fusible(model, "fp8")
+    if model.dtype == torch.float16:
+        raise InputError('quantization="fp8" returns products that float16 cannot hold: bfloat16')
+    if runs_no_kernels(device) or not DecoderConfig.from_hf(model.config).is_lesson:
+        return replace(chosen, ops=replace(chosen.ops, linear=Fp8Linear(exact=chosen.ops.linear)))
+    return replace(chosen, ops=fp8_ops(chosen.ops))
+
+
 def _gguf(chosen: Backend, source: object, model: PreTrainedModel, device: torch.device) -> Backend:
     from .extras.quantization.gguf_file import open_gguf
     from .extras.quantization.gguf_linear import GGUFLinear
@@ -226,6 +252,7 @@ def _tensor_parallel(
         chosen.ops,
         embed_norm=sums.embed_norm,
         add_norm=sums.add_norm,
+        last_norm=sums.add_norm,
         all_logits=sums.all_logits,
     )
     return replace(chosen, ops=ops)

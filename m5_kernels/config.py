@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
+import torch
+
 import m4_prefix_chunked.config
 from milestone_llm.core.errors import InputError
 
@@ -24,22 +26,36 @@ class EngineConfig(m4_prefix_chunked.config.EngineConfig):
     with `torchrun --standalone --nproc-per-node N`."""
     quantization: str | None = None
     """"int8": weights of linear layers are rounded to 8-bit integers when they are loaded, with one
-    scale a row. That is half the memory of bfloat16. "gguf": on a CPU, the weights of a GGUF file
-    stay in the 4 or 8 bits that they have there. Both are for the families of the fused decoder,
-    and in bfloat16 unless `dtype` says otherwise. None: weights have the model's dtype."""
+    scale a row. That is half the memory of bfloat16. "fp8": they are rounded to e4m3, with one
+    scale a matrix. Where a step has several tokens, their activations are rounded too, since tensor
+    cores multiply such numbers twice as fast. "gguf": on a CPU, the weights of a GGUF file stay in
+    the 4 or 8 bits that they have there. All are for the families of the fused decoder, and in
+    bfloat16 unless `dtype` says otherwise. None: weights have the model's dtype."""
+    kv_cache_dtype: str = "auto"
+    """"fp8": keys and values are rounded to e4m3, so that memory holds twice the tokens, and less
+    is read. "auto": they have the model's dtype."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.kv_cache_dtype not in ("auto", "fp8"):
+            raise InputError(f'kv_cache_dtype must be "auto" or "fp8", got {self.kv_cache_dtype!r}')
         if self.tensor_parallel_size < 1:
             raise InputError(
                 f"tensor_parallel_size must be at least 1, got {self.tensor_parallel_size}"
             )
-        if self.quantization not in (None, "int8", "gguf"):
+        if self.quantization not in (None, "int8", "fp8", "gguf"):
             raise InputError(
-                f'quantization must be "int8", "gguf" or None, got {self.quantization!r}'
+                f'quantization must be "int8", "fp8", "gguf" or None, got {self.quantization!r}'
             )
+        if self.quantization == "fp8" and self.tensor_parallel_size > 1:
+            raise InputError('quantization="fp8" takes whole matrices: tensor_parallel_size is 1')
         if self.quantization == "gguf" and self.tensor_parallel_size > 1:
             raise InputError('quantization="gguf" takes whole matrices: tensor_parallel_size is 1')
+
+    @property
+    def kv_dtype(self) -> torch.dtype | None:
+        """The dtype of keys and values; None: the model's."""
+        return torch.float8_e4m3fn if self.kv_cache_dtype == "fp8" else None
 
     def on_device(self, device_type: str, given: Collection[str]) -> EngineConfig:
         """Fill in what the user left open: M4's fields, and `async_scheduling` (not on a CPU)."""

@@ -116,8 +116,10 @@ class LLMEngine(BaseEngine):
         )
         own_runner = None
         if runner is None:
-            num_host_blocks = scheduler.num_host_blocks
-            cache = BlockCache(loaded.model, num_blocks, config.block_size, num_host_blocks)
+            cache = BlockCache(
+                loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks,
+                config.kv_dtype,
+            )  # fmt: skip
             runner = own_runner = runner_over(cache, max_model_len)
 
         tracer = Tracer.from_option(config.trace, loaded.decode)

@@ -95,8 +95,9 @@ class FusedDecoder:
             input_ids, metadata.positions, self.embedding, self.layers[0].input_norm,
             c.rms_norm_eps, launch,
         )  # fmt: skip
-        next_norms = [layer.input_norm for layer in self.layers[1:]] + [self.final_norm]
-        for layer, cache, next_norm in zip(self.layers, caches, next_norms, strict=True):
+        next_norms = [(ops.add_norm, layer.input_norm) for layer in self.layers[1:]]
+        next_norms.append((ops.last_norm, self.final_norm))
+        for layer, cache, (norm, weight) in zip(self.layers, caches, next_norms, strict=True):
             qkv = ops.linear.apply(hidden, layer.qkv, layer.qkv_bias, launch)
             query = ops.rope_kv_write(
                 qkv, *cache, metadata.slot_mapping, c.num_q_heads, metadata.positions,
@@ -106,7 +107,7 @@ class FusedDecoder:
             part = ops.linear.apply(attended, layer.output, layer.output_bias, launch)
             hidden = ops.add_norm(part, residual, layer.post_norm, c.rms_norm_eps, launch)
             part = layer.mlp(hidden, ops.linear, launch)
-            hidden = ops.add_norm(part, residual, next_norm, c.rms_norm_eps, launch)
+            hidden = norm(part, residual, weight, c.rms_norm_eps, launch)
         return hidden
 
     @torch.inference_mode()

@@ -42,6 +42,9 @@ class LinearMethod:
     """The kernel for a step of one row. None: the library multiplies, as for more rows."""
     activate: Callable[..., torch.Tensor] = silu_mul
     """Computes SiLU(gate) * up of the output of a linear layer."""
+    most_error: float | None = None
+    """How far logits may be from those of exact weights (`relative_error`). None: as far as the
+    dtype takes them."""
 
     # -- weights -----------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ linear           linear layers                                QKV, output, gate 
 rope_kv_write    QK-norm, rotary embedding, KV write
 attention        over the paged cache                         created once for all steps
 add_norm         the residual stream, and its norm
+last_norm        the same, and what the LM head reads         once a step
 mlp              what a layer does after attention             created once a layer
 all_logits       logits of the whole vocabulary               once a step
 """
@@ -59,6 +60,7 @@ class DecoderOps:
         Attention
     )
     add_norm: Callable[..., torch.Tensor] = add_rms_norm
+    last_norm: Callable[..., torch.Tensor] = add_rms_norm
     mlp: Callable[[int, DecoderConfig, LinearMethod, torch.dtype, torch.device | str], MLP] = (
         DenseMLP.create
     )

@@ -32,7 +32,7 @@ import torch
 
 from .gpu_tiles import decode_tile
 from .launch import PLAIN, Launch
-from .paged_prefill import LOG2_E, paged_prefill_torch
+from .paged_prefill import LOG2_E, as_operand, paged_prefill_torch
 from .pdl import wait_for_previous
 from .tiles import DecodeTile
 from .triton_or_twin import next_power_of_2, num_multiprocessors, tl, triton
@@ -250,6 +250,7 @@ def _flash_decode_kernel(
             mask=row_mask,
             other=0.0,
         )
+        q = as_operand(q, key_cache.dtype.element_ty)
         for tile in range(low, high):
             if IS_LARGE_CACHE:
                 blocks = blocks.to(tl.int64)
@@ -263,7 +264,7 @@ def _flash_decode_kernel(
                 keys = tl.load(key_cache + pointers)
             else:
                 keys = tl.load(key_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-            scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * score_scale
+            scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee") * score_scale
             columns = (tile * TILE + tile_tokens)[None, :]
             visible = columns < context_len
             if HAS_WINDOW:
@@ -280,7 +281,7 @@ def _flash_decode_kernel(
                 values = tl.load(value_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
             accumulator = accumulator * rescale[:, None]
             accumulator = tl.dot(
-                weights.to(values.dtype), values, accumulator, input_precision="ieee"
+                weights.to(q.dtype), values.to(q.dtype), accumulator, input_precision="ieee"
             )
         result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
 

@@ -74,5 +74,13 @@ def kv_write_torch(
     """Specify `kv_write`."""
     is_stored = slot_mapping >= 0
     slots = slot_mapping[is_stored]
-    key_cache.flatten(0, 1)[slots] = key[is_stored]
-    value_cache.flatten(0, 1)[slots] = value[is_stored]
+    for cache, new in ((key_cache, key), (value_cache, value)):
+        cache.flatten(0, 1)[slots] = to_cache_dtype(new[is_stored], cache.dtype)
+
+
+def to_cache_dtype(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return keys or values as the cache holds them. In e4m3, what is too large becomes 448."""
+    if dtype.itemsize > 1:
+        return rows
+    most = torch.finfo(dtype).max
+    return rows.clamp(-most, most).to(dtype)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import torch
 
+from .kv_write import to_cache_dtype
 from .launch import PLAIN, Launch
 from .pdl import wait_for_previous
 from .rms_norm import rms_norm_torch
@@ -35,6 +36,7 @@ def rope_kv_write(
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
     launch: Launch = PLAIN,
+    row_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Normalise and rotate queries in place; normalise, rotate and store keys; store values.
 
@@ -44,6 +46,7 @@ def rope_kv_write(
     positions: int `[num_tokens]`; cos_sin: fp32 `[max_positions, head_dim]`, a position's cosines,
     then its sines.
     q_norm, k_norm: `[head_dim]` RMSNorm weights, or both None; epsilon is that of these norms.
+    row_scale: fp32 `[num_tokens]`, a factor of each row of qkv; None: 1.
     The kernel may start before the previous one ends. Of its arguments, that one may write only
     qkv.
     Returns the queries, a view `[num_tokens, num_q_heads, head_dim]` of qkv.
@@ -51,7 +54,7 @@ def rope_kv_write(
     if not launch.runs_triton(qkv):
         return rope_kv_write_torch(
             qkv, key_cache, value_cache, slot_mapping, num_q_heads,
-            positions, cos_sin, q_norm, k_norm, epsilon,
+            positions, cos_sin, q_norm, k_norm, epsilon, row_scale,
         )  # fmt: skip
     num_tokens = qkv.shape[0]
     _, block_size, num_kv_heads, head_dim = key_cache.shape
@@ -60,7 +63,7 @@ def rope_kv_write(
     if num_tokens:
         launch.kernel(_rope_kv_write_kernel, (num_tokens, ceil_div(num_heads, heads)))(
             qkv, key_cache, value_cache, slot_mapping, positions, cos_sin, q_norm, k_norm,
-            epsilon,
+            row_scale, epsilon,
             qkv.stride(0), key_cache.stride(0), key_cache.stride(1), key_cache.stride(2),
             NUM_Q_HEADS=num_q_heads,
             NUM_KV_HEADS=num_kv_heads,
@@ -77,7 +80,7 @@ def rope_kv_write(
 @triton.jit
 def _rope_kv_write_kernel(
     qkv, key_cache, value_cache, slot_mapping, positions, cos_sin, q_norm, k_norm,
-    epsilon,
+    row_scale, epsilon,
     qkv_stride, block_stride, slot_stride, head_stride,
     NUM_Q_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -111,6 +114,10 @@ def _rope_kv_write_kernel(
     wait_for_previous(PDL)
     low = tl.load(row, mask=mask, other=0.0).to(tl.float32)
     high = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
+    if row_scale is not None:
+        factor = tl.load(row_scale + token)
+        low = (low * factor).to(dtype).to(tl.float32)
+        high = (high * factor).to(dtype).to(tl.float32)
     if q_norm is not None:
         square = tl.sum(low * low, 1) + tl.sum(high * high, 1)
         scale = tl.rsqrt(square / HEAD_DIM + epsilon)[:, None]
@@ -159,8 +166,11 @@ def rope_kv_write_torch(
     q_norm: torch.Tensor | None = None,
     k_norm: torch.Tensor | None = None,
     epsilon: float = 1e-6,
+    row_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Specify `rope_kv_write`."""
+    if row_scale is not None:
+        qkv.copy_(qkv.float() * row_scale[:, None])
     num_kv_heads, head_dim = key_cache.shape[2:]
     heads = qkv.unflatten(1, (-1, head_dim))
     query, key, value = heads.split((num_q_heads, num_kv_heads, num_kv_heads), dim=1)
@@ -201,4 +211,5 @@ def write_kv_torch(
     slots = torch.where(is_padding, slot_mapping[:1], slot_mapping)
     blocks, offsets = slots // key_cache.shape[1], slots % key_cache.shape[1]
     for cache, new in ((key_cache, key), (value_cache, value)):
-        cache[blocks, offsets] = torch.where(is_padding[:, None, None], new[:1], new)
+        rows = torch.where(is_padding[:, None, None], new[:1], new)
+        cache[blocks, offsets] = to_cache_dtype(rows, cache.dtype)

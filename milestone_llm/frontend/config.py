@@ -66,6 +66,11 @@ class EngineConfig:
             self.checked_length(self.max_model_len)
 
     @property
+    def kv_dtype(self) -> Any:
+        """The `torch.dtype` of keys and values; None: the model's."""
+        return None
+
+    @property
     def has_chunked_prefill(self) -> bool:
         """Whether a prompt may be computed in several steps, as it may from M4 on."""
         return False

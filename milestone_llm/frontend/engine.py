@@ -304,7 +304,7 @@ class BaseEngine:
             "kv": {
                 **asdict(kv),
                 "free": kv.free,
-                "bytes_per_token": kv_bytes_per_token(self.model),
+                "bytes_per_token": kv_bytes_per_token(self.model, self.config.kv_dtype),
                 **milestone.get("kv", {}),
             },
         }

@@ -18,15 +18,15 @@ class KVShape:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, model: PreTrainedModel) -> KVShape:
-        """Return the shape in a model's config."""
+    def of(cls, model: PreTrainedModel, dtype: torch.dtype | None = None) -> KVShape:
+        """Return the shape in a model's config. dtype: of keys and values; None: the model's."""
         config = model.config.get_text_config()
         num_heads = config.num_attention_heads
         return cls(
             num_layers=config.num_hidden_layers,
             num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
-            dtype=model.dtype,
+            dtype=dtype or model.dtype,
         )
 
     @property
@@ -35,9 +35,9 @@ class KVShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
-def kv_bytes_per_token(model: PreTrainedModel) -> int | None:
+def kv_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype | None = None) -> int | None:
     """Return the bytes of keys and values of a token; None if the layers have different shapes."""
     try:
-        return KVShape.of(model).bytes_per_token
+        return KVShape.of(model, dtype).bytes_per_token
     except Exception:  # the config lacks these fields, or has one value for each layer
         return None

@@ -27,6 +27,7 @@ KERNEL_TESTS = [
     "extras/experts/test_expert_kernels.py",
     "extras/devices/test_write_to_host.py",
     "extras/families/test_family_kernels.py",
+    "extras/quantization/test_fp8_kernels.py",
     "extras/spec_decode/test_verification_attention.py",
     "extras/spec_decode/test_draft_tokens.py",
 ]

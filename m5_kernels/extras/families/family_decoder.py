@@ -168,7 +168,7 @@ def family_ops(config: DecoderConfig, ops: DecoderOps) -> DecoderOps:
     """Return the operations, with those replaced in which a family is not as the lesson."""
     family = config.family
     if has_own_norms(config):
-        ops = replace(ops, embed_norm=embed_norm, add_norm=add_norm)
+        ops = replace(ops, embed_norm=embed_norm, add_norm=add_norm, last_norm=add_norm)
     if config.has_qk_norm and family.qk_norm == "whole":
         ops = replace(ops, rope_kv_write=NormThenRope(ops.rope_kv_write))
     is_dense = ops.mlp is LESSON.mlp

@@ -48,6 +48,8 @@ def gpu_int8_linear(
 class Int8Linear(LinearMethod):
     """Rounds the weights of linear layers to 8 bits. The embedding is looked up, and unchanged."""
 
+    most_error: float | None = 0.2
+    """The most that was seen is 0.15."""
     weight_class: Any = Int8Weight
     """The class of a weight: `Int8Weight`, or one with the same methods."""
     linear: Callable[..., torch.Tensor] = gpu_int8_linear

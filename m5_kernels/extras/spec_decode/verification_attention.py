@@ -22,7 +22,7 @@ from m5_kernels.kernels.flash_decode import (
     worker_of,
 )
 from m5_kernels.kernels.launch import PLAIN, Launch
-from m5_kernels.kernels.paged_prefill import LOG2_E
+from m5_kernels.kernels.paged_prefill import LOG2_E, as_operand
 from m5_kernels.kernels.pdl import wait_for_previous
 from m5_kernels.kernels.step_metadata import StepMetadata
 from m5_kernels.kernels.triton_or_twin import next_power_of_2, tl, triton
@@ -261,6 +261,7 @@ def _attend_drafts_kernel(
             mask=row_mask,
             other=0.0,
         )
+        q = as_operand(q, key_cache.dtype.element_ty)
         for tile in range(low, high):
             if IS_LARGE_CACHE:
                 blocks = blocks.to(tl.int64)
@@ -274,7 +275,7 @@ def _attend_drafts_kernel(
                 keys = tl.load(key_cache + pointers)
             else:
                 keys = tl.load(key_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-            scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * score_scale
+            scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee") * score_scale
             columns = (tile * TILE + tile_tokens)[None, :]
             visible = columns < row_lens
             if HAS_WINDOW:
@@ -291,7 +292,7 @@ def _attend_drafts_kernel(
                 values = tl.load(value_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
             accumulator = accumulator * rescale[:, None]
             accumulator = tl.dot(
-                weights.to(values.dtype), values, accumulator, input_precision="ieee"
+                weights.to(q.dtype), values.to(q.dtype), accumulator, input_precision="ieee"
             )
         result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
 
