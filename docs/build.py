@@ -14,6 +14,7 @@ A Markdown file asks for output with a comment, and the builder writes the lines
     slow: yes -->                                        ... left out by --quick
     <!-- draw: COMMAND -o docs/images/x.png -->          the picture below is drawn by it
     <!-- measured: docs/measurements/x.json by: COMMAND --> ... <!-- end -->    recorded figures
+    <!-- table: COMMAND --> ... <!-- end -->             its output, as Markdown
     <!-- code: m1_single/runner.py ModelRunner.launch -->    the block below is that function
 
 A link such as [`EngineCore.step`](../milestone_llm/core/engine_core.py#L1) gets the number of the
@@ -44,8 +45,9 @@ _COMMENT = re.compile(r"<!-- (?P<kind>run|draw): (?P<body>.*?)-->\n", re.S)
 _RUN_BLOCK = re.compile(r"\n*```console\n.*?\n```\n", re.S)
 _PICTURE = re.compile(r"\n*(!\[[^\]]*\]\([^)]*\))\n(?:\n?`[^`]*`\n)?")
 _MEASURED = re.compile(r"(<!-- measured: (\S+)\s+by: (.*?) -->\n).*?(<!-- end -->)", re.S)
+_TABLE = re.compile(r"(<!-- table: (.*?) -->\n).*?(<!-- end -->)", re.S)
 _CODE = re.compile(r"(<!-- code: (\S+) (\S+) -->\n).*?\n```\n", re.S)
-_CODE_LINK = re.compile(r"\[`(?P<name>[\w.]+)`\]\((?P<file>[^)#\s]+\.py)#L\d+\)")
+_CODE_LINK = re.compile(r"\[`(?P<name>[\w.]+)`\]\((?P<file>(?!https:)[^)#\s]+\.py)#L\d+\)")
 _NUMBER_OF_TIME = re.compile(r"[\d,.]+ ?(ms|s|tok/s|us|x)\b")
 
 
@@ -100,6 +102,7 @@ class Builder:
         text, count = _MEASURED.subn(lambda match: self._measured(where, match), text)
         if count != text.count("<!-- measured: "):
             raise ValueError("`<!-- measured: ... -->` has no `<!-- end -->`")
+        text = _TABLE.sub(lambda match: self._table(where, match), text)
         text = _CODE.sub(lambda match: self._code(where, match), text)
         text = _CODE_LINK.sub(lambda match: self._code_link(path, match), text)
         if not self.is_check:
@@ -146,6 +149,12 @@ class Builder:
                         f"{path.relative_to(ROOT)} is not what this draws: {marker.command}"
                     )
         return f"\n{picture[1]}\n" + rest[picture.end() :]
+
+    def _table(self, where: str, match: re.Match[str]) -> str:
+        new = f"{match[1]}\n{self._output(match[2])}\n\n{match[3]}"
+        if self.is_check and new != match[0]:
+            self._differs(where, match[2], match[0], new)
+        return new
 
     def _measured(self, where: str, match: re.Match[str]) -> str:
         comment, source, command, end = match.groups()

@@ -22,7 +22,7 @@ class BlockCache:
         num_blocks: int,
         block_size: int,
         num_host_blocks: int = 0,
-        dtype: torch.dtype | None = None,
+        dtype: str | None = None,
     ) -> None:
         self.shape = KVShape.of(model, dtype)
         self.num_blocks, self.block_size = num_blocks, block_size

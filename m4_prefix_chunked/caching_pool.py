@@ -1,6 +1,6 @@
 """A block pool whose free blocks keep their content, and can be found again by its hash.
 
-hash -> block                      free list, longest free first
+hash -> block                      free list: blocks without a hash, then longest free first
 h(a) -> 4   in use                 [7, 9, 2]     9 and 2 hold h(c) and h(b): still useful
 h(b) -> 2   free, cached           allocate takes 7, then 9 (evicting h(c)), then 2
 h(c) -> 9   free, cached           a hit on h(b) takes 2 off the list, from wherever it is
@@ -34,7 +34,8 @@ class CachingBlockPool:
     def reset(self) -> None:
         """Make all blocks free, lowest first, and forget their content."""
         self.free_blocks = OrderedDict.fromkeys(range(self.num_blocks))
-        """Free blocks, longest free first; a dict, so that one can be taken from the middle."""
+        """Free blocks: those without findable content, then longest free first. A dict, so that one
+        can be taken from the middle."""
         self.ref_counts = [0] * self.num_blocks
         self.block_of: dict[bytes, int] = {}
         self.hash_of: dict[int, bytes] = {}
@@ -52,7 +53,7 @@ class CachingBlockPool:
         return self.num_blocks - self.num_free
 
     def allocate(self) -> int:
-        """Take the block that has been free the longest; its content is forgotten."""
+        """Take the first free block. Its content, if it has any, is forgotten."""
         block, _ = self.free_blocks.popitem(last=False)
         assert self.ref_counts[block] == 0, f"block {block} is free and has owners"
         if block in self.hash_of:
@@ -74,12 +75,14 @@ class CachingBlockPool:
 
     def free(self, block: int) -> None:
         """Note that one table fewer holds the block. After the last table the block is free, and
-        its content is kept."""
+        its content is kept. A block whose content nothing can find is given out next."""
         assert self.ref_counts[block] > 0, f"block {block} is freed twice"
         self.ref_counts[block] -= 1
         if self.ref_counts[block] == 0:
             self.free_blocks[block] = None
             self.num_cached_free += block in self.hash_of
+            if self.hash_of and block not in self.hash_of:  # nothing findable goes for it
+                self.free_blocks.move_to_end(block, last=False)
 
     # -- content -----------------------------------------------------------------------------
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-import torch
-
 import m4_prefix_chunked.config
 from milestone_llm.core.errors import InputError
 
@@ -53,9 +51,9 @@ class EngineConfig(m4_prefix_chunked.config.EngineConfig):
             raise InputError('quantization="gguf" takes whole matrices: tensor_parallel_size is 1')
 
     @property
-    def kv_dtype(self) -> torch.dtype | None:
-        """The dtype of keys and values; None: the model's."""
-        return torch.float8_e4m3fn if self.kv_cache_dtype == "fp8" else None
+    def kv_dtype(self) -> str | None:
+        """The name of torch's dtype for keys and values; None: the model's."""
+        return "float8_e4m3fn" if self.kv_cache_dtype == "fp8" else None
 
     def on_device(self, device_type: str, given: Collection[str]) -> EngineConfig:
         """Fill in what the user left open: M4's fields, and `async_scheduling` (not on a CPU)."""

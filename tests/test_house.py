@@ -92,7 +92,8 @@ def test_an_engine_on_a_cpu_loads_no_other_extra_and_changes_nothing_else(tmp_pa
 
 
 def test_a_class_has_one_base_at_most():
-    """Configurations, which are data, are a chain; argparse's formatters are mixed as it wants."""
+    """Configurations, which are data, are a chain; argparse's formatters and vLLM's schedulers are
+    mixed as these want."""
     files = [
         path for name in (*MILESTONES, "milestone_llm") for path in ROOT.glob(f"{name}/**/*.py")
     ]
@@ -101,7 +102,8 @@ def test_a_class_has_one_base_at_most():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 bases = [ast.unparse(each) for each in node.bases]
-                assert len([each for each in bases if not each.startswith("argparse.")]) <= 1, path
+                own = [each for each in bases if not each.startswith("argparse.")]
+                assert len(own) <= 1 or own[1:] == ["AsyncScheduler"], path
 
 
 # --- what every milestone offers -----------------------------------------------------------------

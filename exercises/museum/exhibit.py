@@ -52,6 +52,7 @@ class Arrival:
     name: str
     prompt: list[int]
     params: SamplingParams
+    priority: float = 0
     after: str = ""
     """A request whose prompt and answer come before its own prompt: it is the next turn of a
     chat."""
@@ -191,7 +192,8 @@ def _serve(exhibit: Exhibit, run: Run) -> None:
     while (coming or engine.has_unfinished_requests()) and num_steps < MAX_STEPS:
         while coming and (coming[0].step <= num_steps or not engine.has_unfinished_requests()):
             due = coming.pop(0)
-            engine.add_request(run.prompt(due), due.params, request_id=due.name)
+            prompt = run.prompt(due)
+            engine.add_request(prompt, due.params, request_id=due.name, priority=due.priority)
         try:
             take(run, engine.step())
         except Exception as error:

@@ -52,6 +52,25 @@ def only_full_blocks_are_found(run: Run) -> Iterator[Finding]:
             yield record.step, f"cached blocks: {record.kv.cached}, ever full: {num_full}"
 
 
+def found_blocks_are_written(run: Run) -> Iterator[Finding]:
+    """Check that a found block has been written to its last slot, in the step of the find at the
+    latest: all rows write before any attends."""
+    size = run.engine.config.block_size
+    num_slots: dict[int, int] = {}  # by block: slots up to the last one written
+    for record in run.records:
+        for event in record.events:
+            if event.type == "alloc":
+                num_slots.update(dict.fromkeys(event.blocks, 0))
+        for row in record.batch:
+            for position in range(row.start, row.end):
+                num_slots[(row.blocks or [])[position // size]] = position % size + 1
+        for event in record.events:
+            for block in event.blocks if event.type == "share" else []:
+                if num_slots.get(block, 0) < size:
+                    told = f"of whose {size} slots {num_slots.get(block, 0)} were written"
+                    yield record.step, f"{event.request_id} finds block {block}, {told}"
+
+
 def rows_compute(run: Run) -> Iterator[Finding]:
     """Check that a row has at least one token: otherwise there are no logits to sample from."""
     for record in run.records:

@@ -42,6 +42,9 @@ ROOMS = {
     "Experts": {
         "neighbours_expert": "A model with experts answers one user well, and two not",
     },
+    "From vLLM's scheduler": {
+        "withdrawn_row": "After an urgent request, a patient one gets another answer",
+    },
 }
 """By room: an exhibit's file, and what a user reported."""
 
@@ -55,7 +58,7 @@ BY_SYMPTOM = {
     ),
     "Wrong tokens, only with guesses": ("past_the_end",),
     "Right at first, then not": ("asked_again", "second_turn", "crafted_prompt", "recycled_row"),
-    "Right until memory is short": ("anothers_words", "seam"),
+    "Right until memory is short": ("anothers_words", "seam", "withdrawn_row"),
     "Stuck or slow, while memory is free": ("free_blocks_fall", "waits_for_nothing", "in_and_out"),
     "Right tokens, wrong text": ("runs_past_stop", "anothers_stream"),
     "Looks wrong, and is it?": ("block_too_late", "shared_unwritten"),

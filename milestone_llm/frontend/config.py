@@ -66,8 +66,8 @@ class EngineConfig:
             self.checked_length(self.max_model_len)
 
     @property
-    def kv_dtype(self) -> Any:
-        """The `torch.dtype` of keys and values; None: the model's."""
+    def kv_dtype(self) -> str | None:
+        """The name of torch's dtype for keys and values; None: the model's."""
         return None
 
     @property

@@ -18,15 +18,18 @@ class KVShape:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, model: PreTrainedModel, dtype: torch.dtype | None = None) -> KVShape:
-        """Return the shape in a model's config. dtype: of keys and values; None: the model's."""
+    def of(cls, model: PreTrainedModel, dtype: str | None = None) -> KVShape:
+        """Return the shape in a model's config.
+
+        dtype: the name of torch's dtype for keys and values; None: the model's.
+        """
         config = model.config.get_text_config()
         num_heads = config.num_attention_heads
         return cls(
             num_layers=config.num_hidden_layers,
             num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
-            dtype=dtype or model.dtype,
+            dtype=getattr(torch, dtype) if dtype else model.dtype,
         )
 
     @property
@@ -35,7 +38,7 @@ class KVShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
 
 
-def kv_bytes_per_token(model: PreTrainedModel, dtype: torch.dtype | None = None) -> int | None:
+def kv_bytes_per_token(model: PreTrainedModel, dtype: str | None = None) -> int | None:
     """Return the bytes of keys and values of a token; None if the layers have different shapes."""
     try:
         return KVShape.of(model, dtype).bytes_per_token

@@ -39,6 +39,7 @@ WRONG = {
     "anothers_stream": {"r0"},
     "another_rows_rule": {"animal", "free"},
     "neighbours_expert": {"b", "c", "d"},
+    "withdrawn_row": {"a"},
 }
 """Whose tokens are not those of the correct engine; in the other exhibits nobody's."""
 INVARIANTS = [

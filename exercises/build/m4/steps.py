@@ -48,7 +48,8 @@ FILES = [
             "bug shares a free block without content: assert that.",
             "CachingBlockPool.free": "step 2: as in M3; self.free_blocks is an OrderedDict of "
             "which only the keys matter. If its content can be found, it counts in "
-            "num_cached_free.",
+            "num_cached_free. Step 3: if not, and others' can (self.hash_of is not empty), it is "
+            "given out next: move_to_end(block, last=False).",
             "CachingBlockPool.remember": "step 2: an entry in both dicts, or none. A block keeps "
             "the first name it got.",
             "CachingBlockPool.forget": "step 2: take it out of both dicts; a free one counted in "
@@ -221,18 +222,23 @@ class Unsearched(OrderedDict[Any, Any]):
 
 @step("eviction, and a hit on a free block", "caching_pool.py")
 def pool_evicts(parts: Parts) -> None:
-    """`allocate` takes the block that has been free the longest; if it has content, that is
-    evicted. Write `share`: a free block that is found comes off the free list. Freeing a
-    free block, or sharing one in which nothing is found, is a bug, and is asserted."""
+    """`allocate` takes the first free block: one in which nothing can be found, or the one that
+    has been free the longest; if it has content, that is evicted. Write `share`: a free block that
+    is found comes off the free list. Freeing a free block, or sharing one in which nothing is
+    found, is a bug, and is asserted."""
     session(
         """
         >>> pool = CachingBlockPool(4, events=[])
         >>> for name in (b"h0", b"h1", b"h2"): pool.remember(pool.allocate(), name)
+        >>> pool.allocate()
+        3
         >>> pool.free(1)
         >>> pool.free(0)
-        >>> list(pool.free_blocks)  # longest free first; 2 is in use.
+        >>> pool.free(3)
+        >>> list(pool.free_blocks)  # nothing can be found in 3: it is given out before others are
+        ... # evicted. Then longest free first; 2 is in use.
         [3, 1, 0]
-        >>> pool.allocate()  # 3 has been free the longest.
+        >>> pool.allocate()
         3
         >>> (pool.num_evictions, pool.events)  # there was nothing in block 3.
         (0, [])
@@ -401,15 +407,15 @@ def table_with_a_hit(parts: Parts) -> None:
         []
         >>> cache.kv.block_tables.get("b")  # it begins with the blocks that were found. They are
         ... # taken before a new one is: that could be one of them.
-        [0, 1, 3]
+        [0, 1, 2]
         >>> cache.num_findable.get("b")  # two of its blocks are findable.
         2
         >>> c = request("c", "AB", 0)
         >>> cache.allocate(c, cache.find(c))  # token 7 is computed again, and is written into a
         ... # copy of block 1, which b holds.
-        [(1, 2)]
+        [(1, 3)]
         >>> cache.kv.block_tables.get("c")  # block 0 is shared.
-        [0, 2]
+        [0, 3]
         >>> cache.kv.free("b")
         >>> cache.release(b)
         >>> cache.kv.allocate("z", 4)
