@@ -40,7 +40,7 @@ class Choice:
 class Choices:
     """Replaces `Grammars`: it needs no library, and no tokenizer with an EOS."""
 
-    def __init__(self, *given: object) -> None:
+    def __init__(self, *given: object, **more: object) -> None:
         """Ignore the model: these grammars need nothing of it."""
 
     def rule_of(self, params: SamplingParams) -> Choice | None:

@@ -52,11 +52,13 @@ Tile = TypeVar("Tile", DecodeTile, PrefillTile)
 # Tuned on: NVIDIA H200 (132 multiprocessors, 227 KiB shared memory each), torch 2.11, triton 3.6.
 # Key: (element size in bytes, padded head_dim).
 H200_DECODE = {
+    (1, 128): DecodeTile(64, 2, 3, 4),
     (2, 64): DecodeTile(64, 2, 3, 4),
     (2, 128): DecodeTile(64, 2, 2, 4),
     (2, 256): DecodeTile(64, 2, 2, 2),
 }
 H200_PREFILL = {
+    (1, 128): PrefillTile(128, 128, 8, 2),
     (2, 64): PrefillTile(128, 64, 8, 4),
     (2, 128): PrefillTile(128, 128, 8, 2),
     (2, 256): PrefillTile(128, 64, 8, 2),

@@ -74,7 +74,7 @@ class FailingScheduler(Scheduler):
 class Engine:
     """An engine without a model around such a scheduler."""
 
-    model_name, max_model_len, tokenizer = "none", 64, None
+    model_name, decoder_name, max_model_len, tokenizer = "none", "none", 64, None
     vocab_size, eos_token_ids = 64, frozenset[int]()
     config = SimpleNamespace(max_num_seqs=8, max_num_batched_tokens=64)
 

@@ -28,7 +28,7 @@ class GroupedTiles(NamedTuple):
 
 
 H200_GROUPED = (
-    (1, GroupedTiles(GroupedTile(16, 64, 64, 4, 4), GroupedTile(16, 128, 128, 8, 3))),
+    (1, GroupedTiles(GroupedTile(16, 64, 128, 4, 4), GroupedTile(16, 64, 128, 4, 3))),
     (10, GroupedTiles(GroupedTile(16, 64, 128, 4, 3), GroupedTile(16, 128, 128, 8, 3))),
     (24, GroupedTiles(GroupedTile(32, 64, 64, 4, 4), GroupedTile(32, 64, 128, 4, 3))),
     (64, GroupedTiles(GroupedTile(64, 64, 64, 4, 4), GroupedTile(64, 128, 64, 4, 4))),
