@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--enforce-eager", action="store_true", help="no CUDA graphs, no pipelined steps")
     add("--no-m4", action="store_true", help="leave M4 out")
-    add("--quantization", choices=["int8", "gguf"], help="M5's weights in eight bits, or as stored")
+    add("--quantization", choices=["int8", "fp8", "gguf"], help="weights in few bits")
     add("--tensor-parallel-size", type=positive, default=1, metavar="N", help=SIZE_HELP)
     return parser
 
@@ -84,7 +84,11 @@ def what_runs(engine: Any) -> str:
         return f"{form}Triton kernels under the interpreter, since TRITON_INTERPRET=1 is set"
     if not decoder.must_be_captured:
         return f"{form}torch's attention, since there is no GPU"
-    bits = {"gguf": ", weights in the file's own bits", "int8": ", weights in eight bits"}
+    bits = {
+        "gguf": ", weights in the file's own bits",
+        "int8": ", weights in eight bits",
+        "fp8": ", weights and activations in eight bits",
+    }
     return f"{form}merged products and torch's kernels{bits.get(engine.config.quantization, '')}"
 
 
