@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from milestone_llm.core.errors import InputError
+
+from .call_form import call_form
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -112,10 +115,7 @@ def _text_of(content: Any, role: str, where: str) -> str:
 
 def _read_calls(calls: Any, where: str) -> list[Json]:
     try:
-        return [
-            {**call, "function": {**call["function"], "arguments": _read(call["function"])}}
-            for call in calls
-        ]
+        return [{**call, "function": _read(call["function"])} for call in calls]
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(
             f"{where} is a list of calls, each with function.name and function.arguments, "
@@ -124,6 +124,7 @@ def _read_calls(calls: Any, where: str) -> list[Json]:
 
 
 def _read(function: Json) -> Json:
+    """Return a function with its arguments as an object."""
     if not isinstance(function["name"], str):
         raise TypeError(f"the name is {function['name']!r:.200}")
     arguments = function["arguments"]
@@ -131,7 +132,8 @@ def _read(function: Json) -> Json:
         arguments = json.loads(arguments or "{}")
     if not isinstance(arguments, dict):
         raise TypeError(f"the arguments are {arguments!r:.200}")
-    return arguments
+    named = {"name": function["name"], "arguments": arguments}  # in the order of all forms
+    return {**named, **{key: value for key, value in function.items() if key not in named}}
 
 
 # --- what the template shows --------------------------------------------------------------------
@@ -172,12 +174,14 @@ def _as_shown(chat: _Chat) -> _Chat:
         InputError: it leaves something out that cannot be said in another way, or refuses it.
     """
     given = chat.messages
+    if chat.tools and call_form(chat.tokenizer) is None:
+        chat = _with_tools_as_system(_with_calls_as_text(chat))
     try:
         hidden = _hidden(chat)
     except InputError:
-        if not any(message["role"] == "developer" for message in chat.messages):
-            raise
-        hidden = {"developer": 0}
+        chat = _with_short_ids(chat)
+        has_developer = any(message["role"] == "developer" for message in chat.messages)
+        hidden = {"developer": 0} if has_developer else _hidden(chat)
     for name, rewritten in (
         ("developer", _with_developer_as_system),
         ("tool_calls", _with_calls_as_text),
@@ -235,6 +239,23 @@ def _with_developer_as_system(chat: _Chat) -> _Chat:
         {**message, "role": "system"} if message["role"] == "developer" else message
         for message in chat.messages
     ]
+    return replace(chat, messages=messages)
+
+
+def _with_short_ids(chat: _Chat) -> _Chat:
+    """Cut the ids of calls to nine letters and digits: Mistral's templates take no others."""
+
+    def short(call_id: Any) -> str:
+        return re.sub(r"[^a-zA-Z0-9]", "", str(call_id))[-9:].zfill(9)
+
+    messages = []
+    for message in chat.messages:
+        if calls := message.get("tool_calls"):
+            calls = [{**call, "id": short(call.get("id"))} for call in calls]
+            message = {**message, "tool_calls": calls}
+        if "tool_call_id" in message:
+            message = {**message, "tool_call_id": short(message["tool_call_id"])}
+        messages.append(message)
     return replace(chat, messages=messages)
 
 

@@ -60,6 +60,9 @@ class ServerConfig:
     """Seconds that running requests may go on after SIGTERM or Ctrl-C."""
     page: bool = True
     """Show steps as they happen at /; every client with a key sees all steps there."""
+    reasoning_content: bool = True
+    """Give the text between <think> and </think> in a field of its own, if the chat template knows
+    these marks."""
     disable_log_stats: bool = False
     """Do not log a line of figures every ten seconds."""
     replicas: int | None = None

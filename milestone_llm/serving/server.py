@@ -66,7 +66,7 @@ class Server:
             info.max_num_seqs + config.max_queued,
             len(set(config.api_key)),
         )
-        app = build_app(Service(self._engine, config.has_page))
+        app = build_app(Service(self._engine, config.has_page, config.reasoning_content))
         http: ASGIApp = AdmissionMiddleware(app, self._engine, config)
         if config.allowed_origins:  # outermost: a browser's preflight request has no key
             origins = [origin.lower() for origin in config.allowed_origins]

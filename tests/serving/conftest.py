@@ -52,6 +52,15 @@ def m4(servers):
 
 
 @pytest.fixture(scope="session")
+def roomy(model_folder, tmp_path_factory):
+    """Start M4 with room for tools in the system message: each byte is a token."""
+    log = tmp_path_factory.mktemp("roomy") / "log"
+    room = "--max-num-seqs", "4", "--max-model-len", "1024"
+    with serve("m4_prefix_chunked", model_folder, log, *room, "--check-invariants") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def oracle(model_folder):
     """Return an engine on the same model, with the expected answers."""
     num_threads = torch.get_num_threads()

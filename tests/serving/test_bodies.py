@@ -9,6 +9,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from helpers.servers import byte_tokenizer, serve, wait_for
+from milestone_llm import __version__
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -237,10 +238,19 @@ def test_keys(model_folder, tmp_path):
     with serve(
         "m4_prefix_chunked", model_folder, tmp_path / "log", "--api-key", "ours", "theirs"
     ) as server:
-        for path, status in (("/health", 200), ("/", 200), ("/metrics", 401), ("/trace", 401)):
+        for path, status in (
+            ("/health", 200),
+            ("/ping", 200),
+            ("/", 200),
+            ("/metrics", 401),
+            ("/trace", 401),
+            ("/version", 401),
+            ("/load", 401),
+        ):
             assert server.fetch("GET", path)[0] == status
         assert server.fetch("GET", "/metrics", Authorization="Bearer ours")[0] == 200
         assert server.fetch("GET", "/metrics", Authorization="Basic ours")[0] == 401
+        assert server.fetch("POST", "/reset_prefix_cache")[0] == 401
         assert server.fetch("GET", "/health", Host="any.example")[0] == 200, "there is a key"
         for key in ("our", "ours2"):
             with pytest.raises(openai.AuthenticationError):
@@ -251,3 +261,40 @@ def test_keys(model_folder, tmp_path):
             for key in ("ours", "theirs", "ours", "theirs")
         ]
         assert found == [0, 0, 48, 48] * 2
+
+
+def test_the_prefix_cache_is_forgotten_on_request(server):
+    def num_cached():
+        body = {"prompt": "a" * 70, "max_tokens": 1}
+        status, answer = server.fetch("POST", "/v1/completions", body)
+        assert status == 200
+        return answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    num_cached()
+    if num_cached() == 0:  # M1 to M3
+        status, answer = server.fetch("POST", "/reset_prefix_cache")
+        assert (status, answer["error"]["message"][:32]) == (
+            400,
+            "this engine has no prefix cache:",
+        )
+        return
+    server.wait_until_idle()
+    assert server.fetch("POST", "/reset_prefix_cache") == (200, {"status": "ok"})
+    assert num_cached() == 0
+    assert num_cached() > 0
+
+
+def test_a_server_tells_its_version_and_its_load(m4):
+    assert m4.fetch("GET", "/version") == (200, {"version": __version__})
+    m4.wait_until_idle()
+    assert m4.fetch("GET", "/load") == (200, {"server_load": 0})
+
+
+def test_a_cache_in_use_is_not_forgotten(slow):
+    with slow.client().completions.create(
+        model=slow.model, prompt="a" * 40, max_tokens=900, stream=True
+    ) as stream:
+        next(iter(stream))
+        assert slow.fetch("GET", "/load") == (200, {"server_load": 1})
+        assert slow.fetch("POST", "/reset_prefix_cache")[0] == 409
+    slow.wait_until_idle()

@@ -20,7 +20,7 @@ def test_other_models_other_paths_other_methods(m4):
     status, answer = m4.fetch("POST", COMPLETIONS, {"prompt": "a", "model": "gpt-5"})
     assert (status, answer["error"]["code"]) == (404, "model_not_found")
     assert "'tiny-bytes'" in answer["error"]["message"]
-    status, answer = m4.fetch("POST", "/v1/responses", {})
+    status, answer = m4.fetch("POST", "/v1/embeddings", {})
     assert (status, answer["error"]["type"]) == (404, "invalid_request_error")
     for path in ("/v1/responses", "/v1/chat/completions"):
         assert path in answer["error"]["message"]

@@ -304,7 +304,7 @@ def test_figures_are_logged_again_when_the_disk_has_room(monkeypatch, capsys):
 
 
 def test_the_log_names_an_unknown_field_once_and_not_without_end(caplog):
-    fields = UnknownFields()
+    fields = UnknownFields("ignored")
     for _ in range(2):
         for number in range(300):
             fields.note([f"field{number}", "common"])

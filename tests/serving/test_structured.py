@@ -8,9 +8,7 @@ import openai
 import pytest
 
 from helpers.servers import byte_tokenizer, wait_for
-from milestone_llm.models.chat import render_chat
-from milestone_llm.serving.api.protocol import ChatRequest
-from milestone_llm.serving.api.structured import is_complete, read_call
+from milestone_llm.serving.api.calls import AnswerReader, CallWriting
 
 PERSON = {
     "type": "object",
@@ -43,10 +41,10 @@ def test_a_chat_keeps_to_a_schema_in_whole_and_in_pieces(server):
     assert "".join(pieces) == choice.message.content
 
 
-def test_vllms_field_takes_all_kinds(m4):
+def test_vllms_field_takes_all_kinds(roomy):
     def text(**wanted):
-        answer = m4.client().completions.create(
-            model=m4.model,
+        answer = roomy.client().completions.create(
+            model=roomy.model,
             prompt="Say",
             max_tokens=40,
             seed=1,
@@ -75,9 +73,11 @@ def test_vllms_field_takes_all_kinds(m4):
         ({"response_format": strict(uniqueItems=True)}, "response_format cannot .*uniqueItems"),
     ],
 )
-def test_what_cannot_be_compiled_is_named(m4, fields, told):
+def test_what_cannot_be_compiled_is_named(roomy, fields, told):
     with pytest.raises(openai.BadRequestError, match=told) as refused:
-        m4.client().chat.completions.create(model=m4.model, messages=MESSAGES, extra_body=fields)
+        roomy.client().chat.completions.create(
+            model=roomy.model, messages=MESSAGES, extra_body=fields
+        )
     assert refused.value.param in fields
 
 
@@ -88,22 +88,22 @@ def test_what_cannot_be_compiled_is_named(m4, fields, told):
         ({"response_format": strict(enum=["ab\u65e5", "ab\u65e6"])}, "tokens can spell"),
     ],
 )
-def test_a_rule_that_fails_amid_an_output_is_named(m4, fields, told):
+def test_a_rule_that_fails_amid_an_output_is_named(roomy, fields, told):
     (param,) = fields
-    asked = {"model": m4.model, "messages": MESSAGES, "extra_body": fields, "max_tokens": 90}
+    asked = {"model": roomy.model, "messages": MESSAGES, "extra_body": fields, "max_tokens": 90}
     with pytest.raises(openai.BadRequestError, match=f"{param} failed .*{told}") as failed:
-        m4.client().chat.completions.create(**asked)
+        roomy.client().chat.completions.create(**asked)
     assert failed.value.param == param
-    stream, texts = m4.client().chat.completions.create(**asked, stream=True), []
+    stream, texts = roomy.client().chat.completions.create(**asked, stream=True), []
     with pytest.raises(openai.APIError, match=f"{param} failed .*{told}") as failed:
         texts += (event.choices[0].delta.content for event in stream)
     assert failed.value.param == param
     assert "".join(texts)  # what came before
 
 
-def test_fields_that_are_all_null_ask_for_nothing(m4):
+def test_fields_that_are_all_null_ask_for_nothing(roomy):
     body = {"prompt": "a", "max_tokens": 2, "structured_outputs": {"json": None, "regex": None}}
-    assert m4.fetch("POST", "/v1/completions", body)[0] == 200
+    assert roomy.fetch("POST", "/v1/completions", body)[0] == 200
 
 
 SET_OF_DIGITS = {
@@ -126,19 +126,19 @@ SET_OF_DIGITS = {
 """A schema with keywords that the grammar cannot say."""
 
 
-def test_what_a_grammar_cannot_say_is_left_out_and_logged(m4):
+def test_what_a_grammar_cannot_say_is_left_out_and_logged(roomy):
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": SET_OF_DIGITS}}
     tool = {"type": "function", "function": {"name": "f", "parameters": SET_OF_DIGITS}}
-    asked = {"model": m4.model, "messages": MESSAGES, "max_tokens": 200, "seed": 4}
+    asked = {"model": roomy.model, "messages": MESSAGES, "max_tokens": 200, "seed": 4}
     bias = {"logit_bias": {byte_tokenizer().convert_tokens_to_ids('"'): 9}}
-    chats = m4.client().chat.completions
+    chats = roomy.client().chat.completions
     (choice,) = chats.create(**asked, **bias, response_format=wanted).choices
     assert {*json.loads(choice.message.content)} == {"digits", "colour"}
     (choice,) = chats.create(**asked, **bias, tools=[tool], tool_choice="required").choices
     assert {*json.loads(choice.message.tool_calls[0].function.arguments)} == {"digits", "colour"}
-    wait_for(lambda: "pattern '^(?!0)[0-9]$'" in m4.log.read_text())
+    wait_for(lambda: "pattern '^(?!0)[0-9]$'" in roomy.log.read_text())
     for word in ("uniqueItems", "propertyNames", "Unknown format: colour", "then"):
-        assert word in m4.log.read_text()
+        assert word in roomy.log.read_text()
 
 
 # --- calls of functions ---------------------------------------------------------------------------
@@ -167,8 +167,8 @@ def called(server, **fields):
 
 @pytest.mark.parametrize("seed", [2, 3])
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_a_function_is_called_in_whole_and_in_pieces(m4, choice, seed):
-    (whole,) = called(m4, tool_choice=choice, seed=seed).choices
+def test_a_function_is_called_in_whole_and_in_pieces(roomy, choice, seed):
+    (whole,) = called(roomy, tool_choice=choice, seed=seed).choices
     (call,) = whole.message.tool_calls
     assert (whole.finish_reason, whole.message.content, call.type) == (
         "tool_calls",
@@ -182,7 +182,7 @@ def test_a_function_is_called_in_whole_and_in_pieces(m4, choice, seed):
     else:
         assert (call.function.name, arguments) == ("clock", {})
 
-    events = list(called(m4, tool_choice=choice, seed=seed, stream=True, logprobs=True))
+    events = list(called(roomy, tool_choice=choice, seed=seed, stream=True, logprobs=True))
     choices = [event.choices[0] for event in events]
     deltas = [each for one in choices for each in one.delta.tool_calls or ()]
     assert (deltas[0].id[:5], deltas[0].function.name) == ("call_", call.function.name)
@@ -192,40 +192,41 @@ def test_a_function_is_called_in_whole_and_in_pieces(m4, choice, seed):
     assert choices[-1].finish_reason == "tool_calls"
 
 
-def test_a_call_that_ends_by_length_has_the_arguments_so_far(m4):
-    ends = len('{"name": "weather", "arguments": {"city"')
-    (choice,) = called(m4, tool_choice=NAMED, max_tokens=ends).choices
+def test_a_call_that_ends_by_length_has_the_arguments_so_far(roomy):
+    begin = '{"name": "weather", "arguments": '
+    (choice,) = called(roomy, tool_choice=NAMED, max_tokens=len(begin) + 7).choices
     assert choice.finish_reason == "length"
-    assert choice.message.tool_calls[0].function.arguments == '{"city"'
-    (choice,) = called(m4, max_tokens=5).choices
+    assert len(choice.message.tool_calls[0].function.arguments) == 7
+    (choice,) = called(roomy, max_tokens=5).choices
     assert (choice.finish_reason, choice.message.tool_calls) == ("length", None)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"type": ["object", "null"]}, {"title": "Arguments"}])
-def test_arguments_are_an_object(m4, parameters):
+def test_arguments_are_an_object(roomy, parameters):
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     digits = [byte_tokenizer().convert_tokens_to_ids(each) for each in "}0123456789"]
-    (choice,) = called(m4, tools=[tool], logit_bias=dict.fromkeys(digits, 50)).choices
+    (choice,) = called(roomy, tools=[tool], logit_bias=dict.fromkeys(digits, 50)).choices
     assert json.loads(choice.message.tool_calls[0].function.arguments) == {}
 
 
 def test_arguments_may_be_nested_to_any_depth():
     arguments = '{"a}": [' * 3000 + '"\\"}{["' + "]}" * 3000
-    call = f'{{"name": "f", "arguments": {arguments}}}'
-    assert read_call(call, is_ended=True) == ("f", arguments)
-    assert read_call(call[:-1], is_ended=True) == ("f", arguments)
-    assert is_complete(arguments)
-    assert not is_complete(arguments[:-1])
+    reader = AnswerReader(CallWriting(), has_words=False)
+    (part,) = reader.read(f'{{"name": "f", "arguments": {arguments}}}', is_ended=True)
+    assert (part.name, part.arguments, reader.is_complete) == ("f", arguments, True)
+    cut = AnswerReader(CallWriting(), has_words=False)
+    cut.read(f'{{"name": "f", "arguments": {arguments[:-1]}', is_ended=True)
+    assert not cut.is_complete
 
 
-def test_a_conversation_goes_on_after_a_call(m4):
+def test_a_conversation_goes_on_after_a_call(roomy):
     """The tiny model's template shows nothing of calls: they are written as text."""
-    (choice,) = called(m4).choices
+    (choice,) = called(roomy).choices
     call = choice.message.tool_calls[0]
     answer = {"role": "tool", "tool_call_id": call.id, "content": "noon"}
     messages = [*MESSAGES, choice.message.model_dump(exclude_none=True), answer]
     texts = [
-        called(m4, messages=messages, max_tokens=5, **fields).choices[0].message.content
+        called(roomy, messages=messages, max_tokens=5, **fields).choices[0].message.content
         for fields in ({"tool_choice": "none"}, {"tools": [], "tool_choice": "auto"})
     ]
     assert texts[0] == texts[1]
@@ -234,7 +235,6 @@ def test_a_conversation_goes_on_after_a_call(m4):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         ({"tools": []}, "tool_choice"),
         ({"tools": [{"type": "function", "function": {"name": 'a"'}}]}, "tools"),
@@ -248,26 +248,96 @@ def test_a_conversation_goes_on_after_a_call(m4):
         ),
     ],
 )
-def test_a_call_that_cannot_be_is_refused(m4, fields, param):
+def test_a_call_that_cannot_be_is_refused(roomy, fields, param):
     with pytest.raises(openai.BadRequestError) as refused:
-        called(m4, **fields)
+        called(roomy, **fields)
     assert refused.value.param == param
 
 
-def test_a_template_is_told_of_tools_and_of_calls():
-    tokenizer = byte_tokenizer()
-    tokenizer.chat_template = (
-        "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
-        "{% for call in messages[0].tool_calls %}{{ call.function.name }}"
-        "{{ call.function.arguments | tojson }}{% endfor %}"
+# --- words or a call ------------------------------------------------------------------------------
+
+
+def pushed(**biases):
+    """Return biases to the tokens of characters: x=60 for "x"."""
+    ids = {byte_tokenizer().encode(each)[0]: bias for each, bias in biases.items()}
+    return {"logit_bias": ids}
+
+
+def parts_of(events):
+    """Return the words, the names and the arguments of a stream's calls, and how it ended."""
+    words, calls, reason = "", [], None
+    for event in events:
+        (choice,) = event.choices
+        words += choice.delta.content or ""
+        for call in choice.delta.tool_calls or ():
+            if call.function.name:
+                assert call.index == len(calls)
+                calls.append([call.function.name, ""])
+            calls[call.index][1] += call.function.arguments
+        reason = choice.finish_reason or reason
+    return words, calls, reason
+
+
+def test_a_model_chooses_between_words_and_a_call(server):
+    tool = {"type": "function", "function": {"name": "f"}}
+    asked = {"model": server.model, "messages": MESSAGES, "tools": [tool], "temperature": 0}
+    create = server.client().chat.completions.create
+    (choice,) = create(**asked, max_tokens=9, **pushed(w=60)).choices
+    assert (choice.message.content, choice.message.tool_calls) == ("w" * 9, None)
+    assert choice.finish_reason == "length"
+    assert parts_of(create(**asked, max_tokens=9, **pushed(w=60), stream=True)) == (
+        "w" * 9,
+        [],
+        "length",
     )
-    call = {"id": "1", "type": "function", "function": {"name": "a", "arguments": '{"b": 1}'}}
-    body = ChatRequest(
-        messages=[{"role": "assistant", "tool_calls": [call]}],
-        tools=[CLOCK, WEATHER],
-        tool_choice="required",
+    (choice,) = create(**asked, max_tokens=40, **pushed(**{"{": 60, "}": 40})).choices
+    (call,) = choice.message.tool_calls
+    assert (choice.message.content, choice.finish_reason) == (None, "tool_calls")
+    assert (call.function.name, call.function.arguments) == ("f", "{}")
+    stream = create(**asked, max_tokens=40, **pushed(**{"{": 60, "}": 40}), stream=True)
+    assert parts_of(stream) == ("", [["f", "{}"]], "tool_calls")
+
+
+def test_an_answer_has_several_calls_if_that_is_asked_for(roomy):
+    asked = {"tools": [CLOCK, WEATHER], "tool_choice": "auto", "max_tokens": 300}
+    bias = pushed(**{"{": 60, "\n": 20})
+    (one,) = called(roomy, **asked, **bias).choices
+    (many,) = called(roomy, **asked, **bias, parallel_tool_calls=True).choices
+    assert len(one.message.tool_calls) == 1
+    assert len(many.message.tool_calls) > 2
+    assert len({call.id for call in many.message.tool_calls}) == len(many.message.tool_calls)
+    words, calls, _ = parts_of(
+        called(roomy, **asked, **bias, parallel_tool_calls=True, stream=True)
     )
-    messages = [each.as_dict() for each in body.messages]
-    assert body.shown_tools == [CLOCK, WEATHER]
-    tokens = render_chat(tokenizer, messages, tools=body.shown_tools)
-    assert tokenizer.decode(tokens) == 'clock;weather;a{"b": 1}'
+    whole = [[call.function.name, call.function.arguments] for call in many.message.tool_calls]
+    assert (words, calls) == ("", whole)
+
+
+def test_only_allowed_tools_are_called_and_all_are_shown(roomy):
+    def allowed(mode, *names):
+        tools = [{"type": "function", "function": {"name": name}} for name in names]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+    sizes = set()
+    for name in ("clock", "weather"):
+        answer = called(roomy, tool_choice=allowed("required", name))
+        assert answer.choices[0].message.tool_calls[0].function.name == name
+        sizes.add(answer.usage.prompt_tokens)
+    answer = called(roomy, tool_choice=allowed("auto", "clock"), max_tokens=5, **pushed(w=60))
+    assert answer.choices[0].message.content == "w" * 5
+    assert sizes == {answer.usage.prompt_tokens}
+    with pytest.raises(openai.BadRequestError, match="tool_choice names 'x'"):
+        called(roomy, tool_choice=allowed("auto", "x"))
+
+
+def test_words_of_a_form_need_calls_with_a_mark(roomy):
+    with pytest.raises(openai.BadRequestError, match="no mark") as refused:
+        called(roomy, tool_choice="auto", response_format=FORMAT)
+    assert refused.value.param == "tools"
+
+
+def test_the_log_says_where_tools_are_described(roomy):
+    called(roomy)
+    wait_for(lambda: "tools are described in the system message" in roomy.log.read_text())
+    called(roomy)
+    assert roomy.log.read_text().count("tools are described in the system message") == 1

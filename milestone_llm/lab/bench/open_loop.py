@@ -11,7 +11,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from statistics import fmean
@@ -167,18 +167,20 @@ def _most_inside(done: Sequence[Outcome]) -> int:
 
 
 async def open_request(
-    url: str, body: dict[str, Any]
+    url: str, body: dict[str, Any], headers: Mapping[str, str] | None = None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Send a request for a completion, on a connection that ends with the answer.
 
     Args:
         url: address of the server, such as `http://127.0.0.1:8000`.
+        headers: in addition to those that it needs.
 
     Raises:
         OSError: no server listens at this address.
     """
     content, address = json.dumps(body).encode(), urlsplit(url)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nConnection: close\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
     head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
     reader, writer = await asyncio.open_connection(
         address.hostname, address.port or 80, limit=2**22

@@ -8,6 +8,8 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 
+from milestone_llm import __version__
+
 from .errors import ApiError, answer_bad_fields, answer_bug, answer_http_error
 from .live_page import URL as TRACE_URL
 from .protocol import (
@@ -18,6 +20,7 @@ from .protocol import (
 )
 from .request_json import counting_route
 from .response_bodies import Json
+from .responses_request import ResponsesRequest
 from .service import Service
 
 
@@ -39,6 +42,10 @@ def build_app(service: Service) -> FastAPI:
     async def chat_completions(body: ChatRequest, http: Request) -> Response:
         return await service.answer(body, http.state.cache_salt)
 
+    @app.post("/v1/responses")
+    async def responses(body: ResponsesRequest, http: Request) -> Response:
+        return await service.answer(body.chat(), http.state.cache_salt, body)
+
     @app.get("/v1/models")
     async def models() -> Json:
         return {"object": "list", "data": [service.about_model()]}
@@ -49,10 +56,24 @@ def build_app(service: Service) -> FastAPI:
         return service.about_model()
 
     @app.head("/health", include_in_schema=False)
+    @app.get("/ping")
     @app.get("/health")
     async def health() -> Json:
         if problem := engine.closed_because or engine.client.problem:
             raise ApiError(503, f"not serving: {problem}")
+        return {"status": "ok"}
+
+    @app.get("/version")
+    async def version() -> Json:
+        return {"version": __version__}
+
+    @app.get("/load")
+    async def load() -> Json:
+        return {"server_load": engine.num_open}
+
+    @app.post("/reset_prefix_cache")
+    async def reset_prefix_cache() -> Json:
+        await service.reset_prefix_cache()
         return {"status": "ok"}
 
     @app.get("/metrics")

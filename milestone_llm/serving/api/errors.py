@@ -17,7 +17,8 @@ _TYPES = {
 _KINDS = {
     "prompt": "text, token ids, or a list of texts or of lists of token ids",
     "stop": "text or a list of texts",
-    "tool_choice": '"none", "required" or {"type": "function", "function": {"name": "..."}}',
+    "tool_choice": '"none", "auto", "required", {"type": "function", "function": {"name": "..."}} '
+    "or allowed_tools",
     "content": 'text or a list of parts like {"type": "text", "text": "..."}',
 }
 """Fields that may have several types: what each may be."""

@@ -15,13 +15,15 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import MAX_LOGIT_BIASES, SamplingParams
 from milestone_llm.structured import StructuredOutputsParams
 
+from .calls import AnswerReader, CallWriting, Thoughts
 from .errors import ApiError
 from .structured import (
+    Calls,
     ResponseFormat,
     StructuredOutputs,
     Tool,
     ToolChoice,
-    call_params,
+    calls_of,
     structured_params,
 )
 from .unsupported import refuse_unsupported, unsupported, warn_of_unknown
@@ -117,7 +119,12 @@ class Sampling(Body):
         return self
 
     def sampling_params(
-        self, max_tokens: int, logprobs: int | None, key_salt: str, **others: Any
+        self,
+        max_tokens: int,
+        logprobs: int | None,
+        key_salt: str,
+        writing: CallWriting,
+        **others: Any,
     ) -> SamplingParams:
         """Return the sampling parameters for the engine.
 
@@ -125,6 +132,7 @@ class Sampling(Body):
             logprobs: number of likeliest tokens reported for each output token; None: none.
             key_salt: salt of the client's key. It comes first, so that no `cache_salt` of a client
                 reaches the prefixes of another key.
+            writing: how the model writes calls of functions.
 
         Raises:
             ApiError: a value is out of range; the message states the value and the range.
@@ -133,13 +141,13 @@ class Sampling(Body):
         given = {name: value for name, value in self if name in known and value is not None}
         given |= {"max_tokens": max_tokens, "logprobs": logprobs, **others}
         given["cache_salt"] = key_salt + (self.cache_salt or "")
-        given["structured_outputs"] = self.structured_params()
+        given["structured_outputs"] = self.structured_params(writing)
         try:
             return SamplingParams(**given)
         except InputError as error:
             raise ApiError(400, str(error), param=str(error).split()[0]) from None
 
-    def structured_params(self) -> StructuredOutputsParams | None:
+    def structured_params(self, writing: CallWriting) -> StructuredOutputsParams | None:
         """Return the constraint on the answer's text, if there is one.
 
         Raises:
@@ -197,7 +205,7 @@ class CompletionRequest(Sampling):
         """Return the arguments with which `Service.encode` tokenizes its prompts."""
         return {"param": "prompt", "adds_special": self.add_special_tokens is not False}
 
-    def params(self, room: int, key_salt: str) -> SamplingParams:
+    def params(self, room: int, key_salt: str, writing: CallWriting) -> SamplingParams:
         """Return the sampling parameters for the engine. `room` is for chats, and not used here.
 
         Raises:
@@ -212,7 +220,7 @@ class CompletionRequest(Sampling):
             max_tokens = 1
         if self.echo and self.logprobs is not None:
             others["prompt_logprobs"] = self.logprobs
-        return self.sampling_params(max_tokens, self.logprobs, key_salt, **others)
+        return self.sampling_params(max_tokens, self.logprobs, key_salt, writing, **others)
 
     def check_prompt_logprobs(self, num_tokens: int) -> None:
         """Reject a request whose answer would have too many prompt log-probabilities.
@@ -286,6 +294,11 @@ class ChatRequest(Sampling):
     max_completion_tokens: Whole | None = Field(None, ge=1)
     tools: Annotated[list[Tool], Field(fail_fast=True)] | None = None
     tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    """Whether an answer may have several calls; None: it has one at most."""
+    reasoning_effort: Name | None = None
+    verbosity: Name | None = None
+    """This and `reasoning_effort` are variables of the chat template."""
 
     def prompt_texts(self) -> list[str]:
         """Return the content of the last message, if it is a text."""
@@ -298,50 +311,68 @@ class ChatRequest(Sampling):
 
     def encoding(self) -> dict[str, Any]:
         """Return the arguments with which `Service.encode` tokenizes its messages."""
-        variables = self.chat_template_kwargs
+        given = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        variables = {name: value for name, value in given.items() if value is not None}
+        variables |= self.chat_template_kwargs or {}
         return {"param": "messages", "template_kwargs": variables, "tools": self.shown_tools}
 
-    def params(self, room: int, key_salt: str) -> SamplingParams:
+    def params(self, room: int, key_salt: str, writing: CallWriting) -> SamplingParams:
         """Return the sampling parameters for the engine.
 
         Args:
             room: tokens that fit after the prompt: the limit, if the request has none.
+            writing: how the model writes calls of functions.
 
         Raises:
             ApiError: a value is out of range.
         """
         max_tokens = self.max_completion_tokens or self.max_tokens
         max_tokens = room if max_tokens is None else max_tokens
-        return self.sampling_params(max_tokens, self.num_logprobs, key_salt)
+        return self.sampling_params(max_tokens, self.num_logprobs, key_salt, writing)
 
     @property
     def rule_param(self) -> str:
         """Name of the field that constrains the answer's text."""
-        return "tools" if self.calls_tool else super().rule_param
+        return "tools" if self.calls else super().rule_param
 
     @property
-    def calls_tool(self) -> bool:
-        """Whether the answer has to be a function call."""
-        return call_params(self.tools, self.tool_choice) is not None
+    def calls(self) -> Calls | None:
+        """The calls that the answer may have; None if no function may be called.
+
+        Raises:
+            ApiError: `tool_choice` names a function that is not there.
+        """
+        return calls_of(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     @property
     def shown_tools(self) -> list[dict[str, Any]] | None:
         """The tools that the chat template shows to the model; None if none may be called."""
-        if not self.calls_tool:
+        if self.calls is None:
             return None
         return [tool.model_dump(exclude_unset=True) for tool in self.tools or ()]
 
-    def structured_params(self) -> StructuredOutputsParams | None:
+    def structured_params(self, writing: CallWriting) -> StructuredOutputsParams | None:
         """Return the constraint on the answer's text, if there is one.
 
         Raises:
             ApiError: two fields contradict each other, or one of them is incomplete.
         """
-        call, other = call_params(self.tools, self.tool_choice), super().structured_params()
-        if call is not None and other is not None:
-            text = "a call of a function has its own form: give no response_format and no "
-            raise ApiError(400, f"{text}structured_outputs beside tools", param="tools")
-        return call or other
+        words = super().structured_params(writing)
+        return self.calls.params(words, writing) if self.calls else words
+
+    def reader(self, writing: CallWriting, thoughts: Thoughts) -> AnswerReader | None:
+        """Return what finds thoughts and calls in an answer; None if it can have none.
+
+        Args:
+            writing: how the model writes calls of functions.
+            thoughts: whether the model may think before it answers in free words.
+        """
+        calls, has_form = self.calls, super().structured_params(writing) is not None
+        has_words = not has_form and (calls is None or not calls.is_required)
+        thoughts = thoughts if has_words else "none"
+        if calls is None and thoughts == "none":
+            return None
+        return AnswerReader(writing, has_words, calls is not None, thoughts)
 
     @property
     def num_logprobs(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ from milestone_llm.core.outputs import Logprob
 from milestone_llm.frontend.outputs import CompletionOutput, RequestOutput
 
 from .async_engine import ApiRequest
+from .calls import AnswerPart, AnswerReader
+from .errors import ApiError
 from .protocol import ChatRequest, Sampling
-from .structured import is_complete, read_call
 from .token_texts import HALF, TokenText, TokenTexts, Vocabulary
 
 Json = dict[str, Any]
@@ -27,6 +28,8 @@ _ASCII = json.JSONEncoder(separators=(",", ":"))
 class _Shown:
     """How much of a choice has been sent to the client."""
 
+    reader: AnswerReader | None
+    """Finds thoughts and calls of functions; None: the answer is words."""
     num_characters: int = 0
     num_tokens: int = 0
     texts: TokenTexts | None = None
@@ -36,8 +39,6 @@ class _Shown:
     is_new: bool = True
     """Whether nothing has been sent yet."""
     is_ended: bool = False
-    has_name: bool = False
-    """Whether the name of the called function has been sent."""
 
 
 @dataclass(slots=True)
@@ -65,6 +66,7 @@ class ResponseBodies:
         body: the client's request.
         prompts: text before each choice's own (`echo`); empty texts without `echo`.
         vocabulary: names the tokens of log-probabilities.
+        make_reader: makes what finds thoughts and calls in one choice; None: all of it is words.
     """
 
     def __init__(
@@ -75,12 +77,12 @@ class ResponseBodies:
         body: Sampling,
         prompts: Sequence[str],
         vocabulary: Vocabulary,
+        make_reader: Callable[[], AnswerReader | None] = lambda: None,
     ) -> None:
-        self.wants_usage = body.wants_usage_event
+        self._wants_usage = body.wants_usage_event
         """Whether the last event of a stream has the numbers of tokens, and earlier ones null."""
         self._request = request
         self._is_chat = isinstance(body, ChatRequest)
-        self._calls_tool = isinstance(body, ChatRequest) and body.calls_tool
         self._drops_output = not self._is_chat and body.max_tokens == 0  # only the prompt is wanted
         self._prompts = prompts
         self._vocabulary = vocabulary
@@ -90,7 +92,7 @@ class ResponseBodies:
         self._event_head = {**self._head, "object": kind + ".chunk" * self._is_chat}
         self._event_start = b"data: " + _ascii(self._event_head)[:-1] + b',"choices":['
         self._places = {state.request_id: at for at, state in enumerate(request.states)}
-        self._shown = [_Shown() for _ in range(request.num_choices)]
+        self._shown = [_Shown(make_reader()) for _ in range(request.num_choices)]
         self._num_completion_tokens = 0
 
     @property
@@ -108,13 +110,18 @@ class ResponseBodies:
 
     def events(self, outputs: Sequence[RequestOutput]) -> bytes:
         """Return the next events of a stream: one for each choice that has something new."""
-        end = b'],"usage":null}\n\n' if self.wants_usage else b"]}\n\n"
+        end = b'],"usage":null}\n\n' if self._wants_usage else b"]}\n\n"
         choices = self._choices(outputs, is_event=True)
         return b"".join(self._event_start + _ascii(choice) + end for choice in choices)
 
-    def usage_event(self) -> bytes:
-        """Return the event with the numbers of tokens."""
-        return event({**self._event_head, "choices": [], "usage": self._usage()})
+    def last_events(self) -> bytes:
+        """Return what ends a stream: the numbers of tokens, if they are wanted, and a mark."""
+        usage = {**self._event_head, "choices": [], "usage": self._usage()}
+        return event(usage) * self._wants_usage + LAST_EVENT
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return the event of an error within a stream, its last."""
+        return event(error.body())
 
     def _choices(self, outputs: Sequence[RequestOutput], is_event: bool) -> Iterator[Json]:
         """Yield what is new in each choice, and count it as sent."""
@@ -126,23 +133,20 @@ class ResponseBodies:
                 shown = self._shown[index]
                 if shown.is_ended or completion.finish_reason == "error":
                     continue
-                text, name, finish_reason = completion.text, None, completion.finish_reason
-                if self._calls_tool:
-                    name, text = read_call(text, finish_reason is not None)
-                    if (
-                        finish_reason == "stop" and name and is_complete(text)
-                    ):  # no stop string cut it
+                finish_reason = completion.finish_reason
+                if shown.reader is None:
+                    parts = [AnswerPart(completion.text[shown.num_characters :])]
+                    shown.num_characters = len(completion.text)
+                else:
+                    parts = shown.reader.read(completion.text, finish_reason is not None)
+                    if finish_reason == "stop" and shown.reader.is_complete:
                         finish_reason = "tool_calls"
-                new_name = None if shown.has_name else name
-                shown.has_name = name is not None
-                text = text[shown.num_characters :]
-                shown.num_characters += len(text)
                 if not self._drops_output:
                     self._num_completion_tokens += completion.num_tokens - shown.num_tokens
-                is_role = self._is_chat and shown.is_new and not self._calls_tool
-                is_news = text or finish_reason or new_name or is_role
+                is_role = self._is_chat and shown.is_new and shown.reader is None
+                is_news = any(map(any, parts)) or finish_reason or is_role
                 if is_news or (completion.logprobs and completion.num_tokens > shown.num_tokens):
-                    choice = self._choice(index, text, new_name, output, completion, is_event)
+                    choice = self._choice(index, parts, output, completion, is_event)
                     yield {**choice, "finish_reason": finish_reason}
                     shown.is_new, shown.is_ended = False, finish_reason is not None
                 shown.num_tokens = completion.num_tokens
@@ -150,8 +154,7 @@ class ResponseBodies:
     def _choice(
         self,
         index: int,
-        text: str,
-        new_name: str | None,
+        parts: list[AnswerPart],
         output: RequestOutput,
         completion: CompletionOutput,
         is_event: bool,
@@ -162,22 +165,12 @@ class ResponseBodies:
             logprobs = self._logprobs(index, output, completion)
         choice: Json = {"index": index, "logprobs": logprobs}
         if not self._is_chat:
-            text = "" if self._drops_output else text
+            text = "" if self._drops_output else parts[0].words
             return {**choice, "text": self._prompts[index] * shown.is_new + text}
-        message = self._call(text, new_name) if self._calls_tool else {"content": text}
+        message = _message(parts, is_whole=shown.reader is None or not is_event)
         if shown.is_new:
             message = {"role": "assistant", **message}
         return {**choice, "delta" if is_event else "message": message}
-
-    def _call(self, arguments: str, new_name: str | None) -> Json:
-        """Return the new part of a function call. The first part has its name and id."""
-        if new_name is not None:
-            function = {"name": new_name, "arguments": arguments}
-            call = {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
-            return {"content": None, "tool_calls": [{"index": 0, **call}]}
-        if arguments:
-            return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]}
-        return {}
 
     def _usage(self) -> Json:
         states = self._request.states
@@ -252,6 +245,30 @@ class ResponseBodies:
 
         top = [named(*each) for each in _by_rank(logprobs)[:num_top]]
         return {**named(token.token_id, logprobs[token.token_id]), "top_logprobs": top}
+
+
+def _message(parts: list[AnswerPart], is_whole: bool) -> Json:
+    """Return thoughts, words and calls in OpenAI's form. A call's first part has its name and id.
+
+    Args:
+        is_whole: whether to write a content also if there is none.
+    """
+    words = "".join(part.words for part in parts)
+    calls: list[Json] = []
+    for part in parts:
+        if part.call is None:
+            continue
+        call: Json = {"index": part.call, "function": {"arguments": part.arguments}}
+        if part.name is not None:
+            call = {"index": part.call, "id": f"call_{uuid.uuid4().hex}", "type": "function"}
+            call["function"] = {"name": part.name, "arguments": part.arguments}
+        calls.append(call)
+    message: Json = {"tool_calls": calls} if calls else {}
+    if thoughts := "".join(part.thoughts for part in parts):
+        message["reasoning_content"] = thoughts
+    if words or is_whole or any(part.name is not None for part in parts):
+        message = {"content": words or (None if calls else ""), **message}
+    return message
 
 
 def _by_name(token: _Token) -> dict[str, float] | None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
@@ -15,12 +15,31 @@ from milestone_llm.frontend.outputs import RequestOutput
 
 from .async_engine import ApiRequest
 from .errors import ApiError
-from .response_bodies import LAST_EVENT, ResponseBodies, event
 
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
 ]
+
+
+class Bodies(Protocol):
+    """Writes an answer in the format of one of OpenAI's APIs."""
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether log-probabilities were requested."""
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> Iterator[bytes]:
+        """Yield a whole answer (not a stream) in parts."""
+
+    def events(self, outputs: Sequence[RequestOutput]) -> bytes:
+        """Return the next events of a stream."""
+
+    def last_events(self) -> bytes:
+        """Return what ends a stream."""
+
+    def error_event(self, error: ApiError) -> bytes:
+        """Return the event of an error within a stream, its last."""
 
 
 class ApiResponse(Response):
@@ -32,7 +51,7 @@ class ApiResponse(Response):
     """
 
     def __init__(
-        self, request: ApiRequest, bodies: ResponseBodies, is_stream: bool, tokenizing: Executor
+        self, request: ApiRequest, bodies: Bodies, is_stream: bool, tokenizing: Executor
     ) -> None:
         self._request = request
         self._bodies = bodies
@@ -86,9 +105,9 @@ class ApiResponse(Response):
                 if body := await self._make(self._bodies.events, outputs):
                     await _send_part(send, body)
                 outputs = await self._request.outputs()
-            end = (self._bodies.usage_event() if self._bodies.wants_usage else b"") + LAST_EVENT
+            end = self._bodies.last_events()
         except ApiError as error:  # too late for a status
-            end = event(error.body())
+            end = self._bodies.error_event(error)
         await _send_part(send, end, is_last=True)
 
 

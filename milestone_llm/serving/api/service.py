@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import logging
 import time
 import uuid
 from collections.abc import Sequence
@@ -23,18 +24,25 @@ from milestone_llm.structured.grammars import Grammars, compiling_threads
 
 from ..engine.client import EngineReport, EngineRequest
 from .async_engine import ApiRequest, AsyncEngine
+from .calls import BEGIN_OF_THOUGHTS, AnswerReader, CallWriting, Thoughts, knows_thoughts
 from .errors import ApiError, deadline_passed
 from .live_page import LivePage
 from .protocol import ChatRequest, CompletionRequest, Message, num_characters
 from .response_bodies import Json, ResponseBodies
-from .responses import ApiResponse
+from .responses import ApiResponse, Bodies
+from .responses_bodies import ResponsesBodies
+from .responses_request import ResponsesRequest
 from .token_texts import Vocabulary
+
+log = logging.getLogger(__name__)
 
 Prompt: TypeAlias = str | list[int] | list[Message]
 
 REPORT_SECONDS = 1.0
 """Seconds to wait for an engine's report. A long step, or a debugger, may take more."""
 
+NUM_LAST_TOKENS = 16
+"""Tokens at the end of a prompt in which `<think>` is looked for."""
 MAX_ITEMS = 2**18
 """Most texts, lists and objects in a body, and most tokens of several prompts. To parse and check
 so many takes the event loop a tenth of a second, in which other requests wait."""
@@ -43,7 +51,9 @@ so many takes the event loop a tenth of a second, in which other requests wait."
 class Service:
     """Answers the requests of the endpoints."""
 
-    def __init__(self, engine: AsyncEngine, has_page: bool = True) -> None:
+    def __init__(
+        self, engine: AsyncEngine, has_page: bool = True, has_reasoning: bool = True
+    ) -> None:
         self.engine = engine
         info = engine.client.info
         self.model = info.model_name
@@ -62,6 +72,9 @@ class Service:
         num_values = num_parts + max(num_tokens, self.max_model_len)
         self.json_limits = num_parts, num_values
         self._vocabulary = Vocabulary(self._tokenizer)
+        self._writing = CallWriting(self._tokenizer, sorted(info.eos_token_ids))
+        self._has_thoughts = has_reasoning and knows_thoughts(self._tokenizer)
+        self._has_told_of_tools = False
         # Compiled in a thread of their own, so that tokenizing need not wait for it.
         # What is left out of a schema is logged by the engine, which compiles it, too.
         self._grammars = Grammars(
@@ -93,11 +106,17 @@ class Service:
 
     # -- completions and chats ---------------------------------------------------------------
 
-    async def answer(self, body: CompletionRequest | ChatRequest, key_salt: str) -> ApiResponse:
+    async def answer(
+        self,
+        body: CompletionRequest | ChatRequest,
+        key_salt: str,
+        asked: ResponsesRequest | None = None,
+    ) -> ApiResponse:
         """Admit a request, tokenize its prompts, pass them to the engine, and return the answer.
 
         Args:
             key_salt: salt of the client's key.
+            asked: the request of `/v1/responses` that asks for this chat; it gets its own answer.
 
         Raises:
             ApiError: there is no room for the request, or a value in it is not valid.
@@ -111,13 +130,24 @@ class Service:
             token_ids, params = await asyncio.wait_for(prepared, body.deadline)
             request_id = f"{body.id_prefix}-{uuid.uuid4().hex}"
             echoed = [text for text in await self._echoed(body, token_ids) for _ in range(n)]
+            thoughts = await self._thoughts(body, token_ids[0])
             self._start(request, request_id, token_ids, params, body, arrival_time)
         except BaseException as error:
             request.close()
             if isinstance(error, asyncio.TimeoutError):
                 raise deadline_passed(body.deadline) from None
             raise
-        bodies = ResponseBodies(request, request_id, self.model, body, echoed, self._vocabulary)
+
+        def reader() -> AnswerReader | None:
+            if isinstance(body, CompletionRequest):
+                return None
+            return body.reader(self._writing, thoughts)
+
+        bodies: Bodies = ResponseBodies(
+            request, request_id, self.model, body, echoed, self._vocabulary, reader
+        )
+        if asked is not None:
+            bodies = ResponsesBodies(request, request_id, self.model, asked, reader())
         return ApiResponse(request, bodies, bool(body.stream), self._tokenizing)
 
     async def _prepare(
@@ -132,10 +162,28 @@ class Service:
             ApiError: a value is not valid.
         """
         token_ids = [await self.encode(prompt, **body.encoding()) for prompt in prompts]
+        self._tell_of_tools(body)
         room = max(1, self.max_model_len - len(token_ids[0]))
-        params = body.params(room, key_salt)
+        params = body.params(room, key_salt, self._writing)
         await self._check_rule(params, body.rule_param)
         return token_ids, params
+
+    def _tell_of_tools(self, body: CompletionRequest | ChatRequest) -> None:
+        """Log once that the chat template does not have the tools, so the system message does."""
+        has_tools = isinstance(body, ChatRequest) and body.calls is not None
+        if has_tools and self._writing.is_general and not self._has_told_of_tools:
+            self._has_told_of_tools = True
+            log.warning(
+                "The chat template has no form for calls of functions that can be read: tools are "
+                "described in the system message, and calls are JSON"
+            )
+
+    async def _thoughts(self, body: CompletionRequest | ChatRequest, prompt: list[int]) -> Thoughts:
+        """Return whether a model may think before it answers, or the prompt has begun it."""
+        if not self._has_thoughts or isinstance(body, CompletionRequest):
+            return "none"
+        end = await self.decode(prompt[-NUM_LAST_TOKENS:], "messages")
+        return "begun" if end.rstrip().endswith(BEGIN_OF_THOUGHTS) else "possible"
 
     async def _echoed(
         self, body: CompletionRequest | ChatRequest, prompts: Sequence[list[int]]
@@ -304,3 +352,15 @@ class Service:
             return await asyncio.wait_for(answer, REPORT_SECONDS)
         except asyncio.TimeoutError:
             return None
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget all cached KV, of all engines.
+
+        Raises:
+            ApiError: an engine has no prefix cache, or cannot forget it now.
+        """
+        done = await asyncio.wrap_future(self.engine.client.reset_prefix_cache())
+        if None in done:
+            raise ApiError(400, "this engine has no prefix cache: M4 and M5 have one")
+        if not all(done):
+            raise ApiError(409, "the prefix cache is in use: wait until no request runs")

@@ -1,16 +1,10 @@
-"""Fields that constrain an answer's text, function calls among them.
-
-A function call is a grammar: the model has to write `{"name": "the_function", "arguments": {...}}`,
-also if its chat template has another form for calls. So the text has the same form for all models,
-and the client gets it as `tool_calls`.
-"""
+"""Fields that constrain an answer's text, function calls among them."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -18,10 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from milestone_llm.core.errors import InputError
 from milestone_llm.structured import StructuredOutputsParams
 
+from .calls import CallWriting
 from .errors import ApiError
 
-_BEGIN = re.compile(r'\{"name": "([^"]*)", "arguments": ')
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -89,7 +82,29 @@ class NamedChoice(BaseModel):
     function: Named
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice
+class NamedTool(BaseModel):
+    """One of `AllowedTools`."""
+
+    type: Literal["function"]
+    function: Named
+
+
+class SomeTools(BaseModel):
+    """Those of the tools that may be called. The model is shown all, so that a prompt of the same
+    tools is found in the prefix cache."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1)
+
+
+class AllowedTools(BaseModel):
+    """OpenAI's type: a choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: SomeTools
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedTools
 
 
 def structured_params(
@@ -121,30 +136,66 @@ def structured_params(
     return _params(param, **given) if given else None
 
 
-def call_params(
-    tools: Sequence[Tool] | None, choice: ToolChoice | None
-) -> StructuredOutputsParams | None:
-    """Return the constraint that the answer is a call of one of these functions; None: no call.
+@dataclass(frozen=True)
+class Calls:
+    """The calls that an answer may have."""
+
+    functions: list[Function]
+    is_required: bool
+    """Whether the answer has to be a call. If not, it may be words."""
+    is_parallel: bool
+    """Whether the answer may have several."""
+
+    def params(
+        self, words: StructuredOutputsParams | None, writing: CallWriting
+    ) -> StructuredOutputsParams:
+        """Return the constraint on the answer's text.
+
+        Args:
+            words: the constraint on an answer in words.
+            writing: how the model writes calls.
+
+        Raises:
+            ApiError: words with this constraint cannot be told from a call, or the schema of some
+                function's arguments is not valid.
+        """
+        schema = None
+        if words is not None:
+            schema = {"type": "object"} if words.json_object else json.loads(str(words.json or 0))
+            if self.is_required or not schema or not writing.has_mark:
+                text = "a call of a function has its own form: give no response_format and no "
+                text += "structured_outputs beside tools"
+                if not self.is_required:
+                    text += " (this model's calls have no mark that tells them from other JSON)"
+                raise ApiError(400, text, param="tools")
+        functions = [(each.name, _arguments(each)) for each in self.functions]
+        grammar = writing.grammar(functions, self.is_required, self.is_parallel, schema)
+        return _params("tools", grammar=grammar)
+
+
+def calls_of(
+    tools: Sequence[Tool] | None, choice: ToolChoice | None, is_parallel: bool | None
+) -> Calls | None:
+    """Return the calls that an answer may have; None: no function may be called.
 
     Raises:
-        ApiError: the choice is left to the model ("auto"), or there is no such function.
+        ApiError: there is no function of a name.
     """
     if choice == "none" or (not tools and choice in (None, "auto")):
         return None
-    functions = [tool.function for tool in tools or ()]
+    functions = {tool.function.name: tool.function for tool in tools or ()}
     if not functions:
         raise ApiError(400, "tool_choice needs tools, and there are none", param="tool_choice")
-    if choice in (None, "auto"):
-        text = 'tool_choice "auto" (which tools without tool_choice mean) is not supported by this '
-        text += 'server: send "required", "none" or {"type": "function", "function": {"name": ...}}'
-        raise ApiError(400, text, param="tool_choice")
+    wanted, is_required = list(functions), choice not in (None, "auto")
     if isinstance(choice, NamedChoice):
-        names = ", ".join(function.name for function in functions)
-        functions = [each for each in functions if each.name == choice.function.name]
-        if not functions:
-            text = f"tool_choice names {choice.function.name!r}; tools has {names}"
-            raise ApiError(400, text, param="tool_choice")
-    return _params("tools", grammar=f"start: {' | '.join(map(_grammar, functions))}")
+        wanted = [choice.function.name]
+    elif isinstance(choice, AllowedTools):
+        wanted = [tool.function.name for tool in choice.allowed_tools.tools]
+        is_required = choice.allowed_tools.mode == "required"
+    if missing := [name for name in wanted if name not in functions]:
+        text = f"tool_choice names {missing[0]!r}; tools has {', '.join(functions)}"
+        raise ApiError(400, text, param="tool_choice")
+    return Calls([functions[name] for name in wanted], is_required, bool(is_parallel))
 
 
 def _params(param: str, **given: Any) -> StructuredOutputsParams:
@@ -154,18 +205,18 @@ def _params(param: str, **given: Any) -> StructuredOutputsParams:
         raise ApiError(400, f"{param}: {error}", param=param) from None
 
 
-def _grammar(function: Function) -> str:
-    """Return a call in Lark's notation. The schema has a root of its own, to which its `$ref`
-    refer."""
-    begin = json.dumps(f'{{"name": "{function.name}", "arguments": ')
+def _arguments(function: Function) -> dict[str, Any]:
+    """Return the schema of a function's arguments: clients take them by name, so they are an
+    object."""
     schema = _NO_PARAMETERS if function.parameters is None else function.parameters
     kinds = schema.get("type", "object")
     if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
         text = f"tools: parameters of {function.name} must have the type object, got {kinds!r:.200}"
         raise ApiError(400, text, param="tools")
-    of_object = {**schema, "type": "object"}  # clients take arguments by name
-    wanted = of_object if function.strict else _lenient(of_object)
-    return f'{begin} %json {json.dumps(wanted)} "}}"'
+    of_object = {**schema, "type": "object"}
+    lenient = of_object if function.strict else _lenient(of_object)
+    assert isinstance(lenient, dict)
+    return lenient
 
 
 def _lenient(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
@@ -173,27 +224,3 @@ def _lenient(schema: dict[str, Any] | bool) -> dict[str, Any] | bool:
     if isinstance(schema, bool) or not isinstance(schema.get("x-guidance", {}), dict):
         return schema
     return {**schema, "x-guidance": {"lenient": True, **schema.get("x-guidance", {})}}
-
-
-def read_call(text: str, is_ended: bool) -> tuple[str | None, str]:
-    """Return the name of the function that a text calls, and its arguments, as far as they are
-    there.
-
-    Args:
-        is_ended: whether the text is complete. If not, a bracket at the end may belong to the
-            arguments or to the call.
-    """
-    if (begin := _BEGIN.match(text)) is None:
-        return None, ""
-    arguments = text[begin.end() :]
-    if arguments.endswith("}") and (not is_ended or is_complete(arguments[:-1])):
-        arguments = arguments[:-1]
-    return begin[1], arguments
-
-
-def is_complete(text: str) -> bool:
-    """Return whether the beginning of a JSON object is all of it. It may be nested to any depth, so
-    brackets are counted."""
-    brackets = Counter(_STRING.sub("", text))
-    depth = brackets["{"] + brackets["["] - brackets["}"] - brackets["]"]
-    return bool(text) and depth == 0 and '"' not in brackets

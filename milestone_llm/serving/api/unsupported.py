@@ -46,13 +46,11 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "prediction": (),
     "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
     "regex": (),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
-    "store": (False,),
     "structural_tag": (),
     "structured_outputs": ({},),
     "suffix": ("",),
@@ -60,11 +58,23 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "tools": ([],),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 """Known fields that are not supported, and the values (besides null) that have no effect. A body
 with a field of this name does support it."""
+
+_NOTHING_TO_DO = {
+    "metadata",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "reasoning",
+    "reasoning_effort",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "verbosity",
+}
+"""Fields of OpenAI's that are wishes: an answer without them is right, too."""
 
 
 def refuse_unsupported(body: dict[str, Any], supported: Container[str]) -> None:
@@ -84,16 +94,25 @@ def refuse_unsupported(body: dict[str, Any], supported: Container[str]) -> None:
 
 def warn_of_unknown(body: dict[str, Any], known: Container[str]) -> None:
     """Log which fields of a body are ignored; each is logged once."""
+    wishes = {name for name in body if name in _NOTHING_TO_DO and body[name] is not None}
+    _wishes.note(wishes)
     _unknown_fields.note(
-        name for name in body if name not in known and name not in _ASKS_FOR_NOTHING
+        name
+        for name in body
+        if name not in known and name not in _ASKS_FOR_NOTHING and name not in _NOTHING_TO_DO
     )
 
 
 class UnknownFields:
     """Names of ignored fields that the log has named. It names `MAX_NAMED` at most, so that clients
-    can fill neither the log nor the memory."""
+    can fill neither the log nor the memory.
 
-    def __init__(self) -> None:
+    Args:
+        text: what the log says of them.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
         self._named: set[str] = set()
 
     def note(self, names: Iterable[str]) -> None:
@@ -102,13 +121,15 @@ class UnknownFields:
         new = new[: MAX_NAMED - len(self._named)]
         self._named.update(new)
         if new:
-            text = f"[{', '.join(new)}]"[:MAX_CHARACTERS]
-            log.warning("These fields of a request are not known here, and were ignored: %s", text)
+            log.warning("%s: %s", self._text, f"[{', '.join(new)}]"[:MAX_CHARACTERS])
             if len(self._named) == MAX_NAMED:
                 log.warning("%d such fields have been named; others will not be", MAX_NAMED)
 
 
-_unknown_fields = UnknownFields()
+_unknown_fields = UnknownFields("These fields of a request are not known here, and were ignored")
+_wishes = UnknownFields(
+    "These fields of a request change nothing here, unless the chat template has variables for them"
+)
 
 
 def unsupported(name: str) -> ApiError:

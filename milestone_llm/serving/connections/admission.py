@@ -18,7 +18,7 @@ from ..api.async_engine import AsyncEngine
 from ..api.errors import ApiError
 from ..config import ServerConfig
 
-OPEN_PATHS = ("/health", "/")
+OPEN_PATHS = ("/health", "/ping", "/")
 """Paths that need no key. The page has no data of its own; it needs a key to ask for data."""
 
 

@@ -196,6 +196,14 @@ class EngineClient(Protocol):
     def report(self) -> Future[list[EngineReport]]:
         """Ask for a report of each engine; the answer comes between two steps."""
 
+    def reset_prefix_cache(self) -> Future[list[bool | None]]:
+        """Forget all cached KV, between two steps.
+
+        Returns:
+            For each engine, whether it was done: not while blocks are in use. None: the engine has
+            no prefix cache.
+        """
+
     def watch(self, sink: StepSink | None) -> None:
         """Send each step's record to `sink`, in the thread of `run`; None ends that."""
 

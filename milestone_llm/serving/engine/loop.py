@@ -109,6 +109,12 @@ class EngineLoop:
         self._order(self._report, answer)
         return answer
 
+    def reset_prefix_cache(self) -> Future[list[bool | None]]:
+        """Forget all cached KV, between two steps. None: this engine has no prefix cache."""
+        answer = Future[list[bool | None]]()
+        self._order(self._reset_prefix_cache, answer)
+        return answer
+
     def watch(self, sink: StepSink | None) -> None:
         """Send each step's record to `sink`, in the thread of `run`; None ends that."""
         self._order(self._watch, sink)
@@ -169,6 +175,11 @@ class EngineLoop:
         self._sending.flush()
         if answer.set_running_or_notify_cancel():  # False: the caller has given up
             answer.set_result([EngineReport(stats)])
+
+    def _reset_prefix_cache(self, answer: Future[list[bool | None]]) -> None:
+        # Engines have it from M4 on.
+        reset: Callable[[], bool] | None = getattr(self._engine, "reset_prefix_cache", None)
+        answer.set_result([None if reset is None else reset()])
 
     def _watch(self, sink: StepSink | None) -> None:
         if self._page_tracer is not None:

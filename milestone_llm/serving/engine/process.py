@@ -26,6 +26,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,8 @@ class EngineProcess:
         self._orders.cancel_join_thread()  # at the end, unread orders are dropped
         self._sink: StepSink | None = None
         self._askers: list[Future[list[EngineReport]]] = []
+        self._resetters = SimpleQueue[Future[list[bool | None]]]()
+        """Who has asked for a reset of the prefix cache; the answers come in this order."""
         self._asking = threading.Lock()
         self._is_stopping = threading.Event()
         self._last_beat = CONTEXT.RawValue("d", time.monotonic())
@@ -157,6 +160,14 @@ class EngineProcess:
         self._orders.put(("report", None))
         return answer
 
+    def reset_prefix_cache(self) -> Future[list[bool | None]]:
+        """Forget all cached KV, between two steps. None: this engine has no prefix cache."""
+        answer = Future[list[bool | None]]()
+        with self._asking:
+            self._resetters.put(answer)
+            self._orders.put(("reset", None))
+        return answer
+
     def watch(self, sink: StepSink | None) -> None:
         """Send each step's record to `sink`, in the thread of `run`; None ends that."""
         self._sink = sink
@@ -186,6 +197,9 @@ class EngineProcess:
                 deliver(content)
             elif kind == "report":
                 self._take_report(content)
+            elif kind == "reset":
+                if (answer := self._resetters.get()).set_running_or_notify_cancel():
+                    answer.set_result(content)
             elif kind == "step":
                 if (sink := self._sink) is not None:
                     sink(content)
@@ -308,5 +322,7 @@ def _pass_on(loop: EngineLoop, order: str, content: Any, send: Callable[[str, An
         loop.end_completion(content)
     elif order == "report":
         loop.report().add_done_callback(lambda answer: send("report", answer.result()))
+    elif order == "reset":
+        loop.reset_prefix_cache().add_done_callback(lambda answer: send("reset", answer.result()))
     else:
         loop.watch(partial(send, "step") if content else None)

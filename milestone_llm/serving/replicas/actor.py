@@ -69,6 +69,11 @@ class Replica:
         (report,) = await asyncio.wrap_future(self._loop.report())
         return replace(report, engine=self._name)
 
+    async def reset_prefix_cache(self) -> bool | None:
+        """Forget all cached KV, between two steps. None: the engine has no prefix cache."""
+        (is_done,) = await asyncio.wrap_future(self._loop.reset_prefix_cache())
+        return is_done
+
     async def end_completion(self, completion_id: str) -> None:
         """End a completion after a stop string. It may belong to another replica: then do
         nothing.

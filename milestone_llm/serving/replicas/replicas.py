@@ -123,6 +123,15 @@ class Replicas:
         replies = await self._handle.broadcast("report").results_async(return_exceptions=True)
         return [each for each in replies if isinstance(each, EngineReport)]
 
+    def reset_prefix_cache(self) -> Future[list[bool | None]]:
+        """Forget all cached KV of each running replica. False: a replica did not answer."""
+        return asyncio.run_coroutine_threadsafe(self._reset_all(), asyncio.get_running_loop())
+
+    async def _reset_all(self) -> list[bool | None]:
+        asked = self._handle.broadcast("reset_prefix_cache")
+        replies = await asked.results_async(return_exceptions=True)
+        return [each if each in (True, None) else False for each in replies]
+
     async def _follow(self, request: EngineRequest) -> None:
         """Deliver a replica's outputs. If it is lost before it has sent any, ask another one."""
         num_tokens = request.most_tokens(self.info.max_model_len)
