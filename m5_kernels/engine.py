@@ -26,7 +26,14 @@ from milestone_llm.core.engine_core import ModelRunner as AnyRunner
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.frontend.custom_scheduler import scheduler_class
 from milestone_llm.frontend.engine import BaseEngine
-from milestone_llm.models.checkpoint import DEFAULT_MODEL, load_model, max_position, stop_token_ids
+from milestone_llm.models.checkpoint import (
+    DEFAULT_MODEL,
+    at_revision,
+    is_read_in_parts,
+    load_model,
+    max_position,
+    stop_token_ids,
+)
 from milestone_llm.models.support import check_flat
 from milestone_llm.structured.grammars import Grammars
 from milestone_llm.trace.tracer import Tracer
@@ -69,16 +76,17 @@ class LLMEngine(BaseEngine):
         **fields: Any,
     ) -> None:
         config = EngineConfig.from_fields(**fields)
+        model = at_revision(model, config.revision)
         group = join_group(config, model, fields)
 
-        # A model that is cut or rounded is never in memory as a whole.
+        # A model that is cut, rounded or too large is never in the host's memory as a whole.
+        dtype = default_dtype(config, model)
         is_whole = config.quantization is None and group.size == 1
+        is_whole = is_whole and not is_read_in_parts(model, dtype, config.device)
         device_name = config.device
         if group.device is not None:
             device_name = None if isinstance(model, PreTrainedModel) else str(group.device)
-        loaded = load_model(
-            model, tokenizer, default_dtype(config, model), device_name, weights=is_whole
-        )
+        loaded = load_model(model, tokenizer, dtype, device_name, weights=is_whole)
         whole = loaded.model
         if is_whole:
             check_flat(whole)

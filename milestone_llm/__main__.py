@@ -2,8 +2,8 @@
 
 demo, walkthrough, bench and serve are those of a milestone (`python -m m2_batching.demo`), play is
 `milestone_llm.lab.playground`, explore is `milestone_llm.lab.explorer`, chat is
-`milestone_llm.lab.chat`. What follows the name of a program are its own options:
-`milestone-llm serve --help` lists them.
+`milestone_llm.lab.chat`, cache is `milestone_llm.lab.cache`. What follows the name of a program are
+its own options: `milestone-llm serve --help` lists them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,12 @@ from . import MILESTONES, __version__
 from .cli import Formatter
 
 OF_A_MILESTONE = ("demo", "walkthrough", "bench", "serve")
-OF_ALL = {"play": "playground.__main__", "explore": "explorer.__main__", "chat": "chat"}
+OF_ALL = {
+    "play": "playground.__main__",
+    "explore": "explorer.__main__",
+    "chat": "chat",
+    "cache": "cache",
+}
 """Programs, and their modules in the lab."""
 
 

@@ -33,6 +33,7 @@ def write_gguf(
     head: Any = TYPES.Q8_0,
     fields: Mapping[str, Any] | None = None,
     tensors: Mapping[str, np.ndarray] | None = None,
+    max_tensors: int = 0,
 ) -> None:
     """Write a model's weights, which become those of the file.
 
@@ -41,13 +42,14 @@ def write_gguf(
 
     quantized: type of the layers' matrices; or by their names in a layer, "attn_k", else Q8_0.
     fields, tensors: of the file, in place of those that the model has, or in addition.
+    max_tensors: in one of several files; 0: there is one file.
     """
     config = model.config
     family = config.model_type
     names = dict(_ROOT)
     for layer in range(config.num_hidden_layers):
         names |= {f"model.layers.{layer}.{k}": f"blk.{layer}.{v}" for k, v in _LAYER.items()}
-    writer = gguf.GGUFWriter(path, family)
+    writer = gguf.GGUFWriter(path, family, split_max_tensors=max_tensors)
     for key, value in {**_fields(config), **(fields or {})}.items():
         key = key.replace("{family}", family)
         if isinstance(value, list):
@@ -75,7 +77,7 @@ def write_gguf(
         kind = head if own in ("token_embd", "output") else quantized
         if isinstance(kind, Mapping):
             kind = kind.get(own.split(".")[-1], TYPES.Q8_0)
-        data = gguf.quantize(np.ascontiguousarray(numbers), kind)
+        data = quantized_bytes(numbers, kind)
         writer.add_tensor(f"{own}.{ending}", data, raw_dtype=kind)
         numbers = gguf.dequantize(data, kind)
         if num_heads:
@@ -88,6 +90,29 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+_SCALES: dict[str, dict[int, float]] = {
+    "Q2_K": {80: 0.03, 82: 0.04}, "Q3_K": {108: 0.002}, "Q4_K": {0: 0.001, 2: 0.0075},
+    "Q5_K": {0: 0.0005, 2: 0.0075}, "Q6_K": {208: 0.0001}, "IQ4_NL": {0: 0.004},
+    "IQ4_XS": {0: 0.0003},
+}  # fmt: skip
+"""Where a block has numbers in fp16, and of which size they are to be."""
+
+
+def quantized_bytes(numbers: np.ndarray, kind: Any) -> np.ndarray:
+    """Return a matrix in the bytes of a type. For types that the gguf package only reads, random
+    bytes: numbers of any kind, since a test reads them back."""
+    if kind.name not in _SCALES:
+        return gguf.quantize(np.ascontiguousarray(numbers), kind)
+    columns, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(int(np.abs(numbers).sum() * 1000))
+    num_rows, num_columns = numbers.shape
+    blocks = rng.integers(0, 256, (num_rows, num_columns // columns, size), dtype=np.uint8)
+    for at, scale in _SCALES[kind.name].items():
+        own = scale * (1 + rng.random((*blocks.shape[:2], 1)))
+        blocks[..., at : at + 2] = own.astype(np.float16).view(np.uint8)
+    return blocks.reshape(num_rows, -1)
 
 
 def _fields(config: Any) -> dict[str, Any]:

@@ -19,6 +19,17 @@ from milestone_llm import MILESTONES
 ROOT = Path(__file__).parents[1]
 
 
+def test_the_page_names_every_variable_of_the_environment_that_is_read():
+    page = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
+    read = re.compile(r"environ(?:\.get\(|\.setdefault\(|\[)\"([A-Z_]+)\"")
+    files = [
+        path for name in ("milestone_llm", *MILESTONES) for path in (ROOT / name).rglob("*.py")
+    ]
+    names = {name for path in files for name in read.findall(path.read_text(encoding="utf-8"))}
+    assert len(names) > 8
+    assert {name for name in names if f"`{name}" not in page} == set()
+
+
 # --- the lesson names no extra -------------------------------------------------------------------
 
 PROGRAMS = {"bench.py", "demo.py", "walkthrough.py", "serve.py"}

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
@@ -26,7 +28,7 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.models.checkpoint import locate
 from milestone_llm.models.hub_files import safetensors_files
 from milestone_llm.models.loading_info import check_unread, is_passed_over
-from milestone_llm.models.pretrained import has_weights
+from milestone_llm.models.pretrained import has_bar, has_weights
 from milestone_llm.models.shapes import PREFIX
 from milestone_llm.models.support import known_logits, relative_error
 
@@ -245,6 +247,10 @@ def _read_files(decoder: FusedDecoder, source: str, model: PreTrainedModel) -> N
         ) from error
     unread = {name for name in names - known if not is_passed_over(name, model)}
     check_unread(source, unread, model)
-    decoder.load(
-        (name, weight) for name, weight in read_safetensors(files) if decoder.name_of(name) in known
+    weights = read_safetensors(files)
+    wanted: Iterable[tuple[str, Any]] = (
+        (name, weight) for name, weight in weights if decoder.name_of(name) in known
     )
+    if has_bar(files):
+        wanted = track(wanted, f"Loading {place}", console=Console(stderr=True), total=len(names))
+    decoder.load(wanted)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from .errors import InputError
+from .unknown_names import SAMPLING_INSTEAD, refuse_unknown
 
 MAX_LOGIT_BIASES = 1024
 """Most token ids in a request's `logit_bias`."""
+NO_LIMIT = 2**31 - 1
+"""`max_tokens` of a request that may have as many as fit."""
 
 
 def is_whole_number(value: object) -> bool:
@@ -44,20 +47,30 @@ class SamplingParams:
     seed: int | None = None
     """Makes the request's tokens the same in every run, batch and milestone."""
     max_tokens: int = 16
-    """Most tokens to generate; `max_model_len` may end a request before."""
+    """Most tokens to generate; `max_model_len` may end a request before. None: as many as fit."""
     min_tokens: int = 0
     """No stop (EOS, stop token, stop string) before this many tokens."""
     stop: str | Sequence[str] = ()
-    """Strings that end the text; they are not part of it. None: none."""
+    """Strings that end the text. None: none."""
+    include_stop_str_in_output: bool = False
+    """Whether the text keeps the stop string that has ended it."""
     stop_token_ids: Sequence[int] = ()
     """Token ids that end the request, besides the model's EOS. None: none."""
     ignore_eos: bool = False
     """Go on after EOS (for benchmarks)."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    bad_words: Sequence[str] = ()
+    """Texts whose tokens never come one after the other in the output, at the beginning of a word
+    or inside of one. None: none."""
+    allowed_token_ids: Sequence[int] | None = None
+    """The only tokens that may come; EOS is not among them unless it is given. None: all."""
     logprobs: int | None = None
-    """Give log-probabilities of the sampled token and of this many most likely ones."""
+    """Give log-probabilities of the sampled token and of this many most likely ones; -1: of the
+    whole vocabulary."""
     prompt_logprobs: int | None = None
     """Give log-probabilities also of each prompt token after the first, with this many most likely
-    ones. The prompt is computed in full, cached or not."""
+    ones, -1 for all. The prompt is computed in full, cached or not."""
     cache_salt: str = ""
     """Requests with different salts never share KV through the prefix cache (from M4 on)."""
     structured_outputs: Any = None
@@ -65,7 +78,15 @@ class SamplingParams:
     n: int = 1
     """Completions of the same prompt (from m3_paged on)."""
 
+    def __new__(cls, *args: Any, **given: Any) -> SamplingParams:
+        """Refuse names that are no fields, before `__init__` does it with fewer words."""
+        known = [each.name for each in fields(cls)]
+        refuse_unknown(given, known, SAMPLING_INSTEAD, cls.__name__)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
+        if self.max_tokens is None:
+            object.__setattr__(self, "max_tokens", NO_LIMIT)
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", [self.stop])
         if isinstance(self.logit_bias, dict | None):
@@ -74,7 +95,13 @@ class SamplingParams:
             value = getattr(self, name)
             if not is_good(value):
                 raise InputError(f"{name} must be {wanted}, got {value!r:.200}")
-        for name in ("stop", "stop_token_ids"):  # tuples: checked values do not change any more
+        if self.allowed_token_ids is not None:
+            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+        for name in (
+            "stop",
+            "stop_token_ids",
+            "bad_words",
+        ):  # tuples: checked values do not change any more
             object.__setattr__(self, name, tuple(getattr(self, name) or ()))
         if self.min_tokens > self.max_tokens:
             wanted = f"in [0, max_tokens={self.max_tokens}]"
@@ -135,16 +162,26 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {  # for a NaN every comp
         f"a dictionary of at most {MAX_LOGIT_BIASES:,} token ids, with numbers in [-100, 100]",
     ),
     "seed": (_or_none(_whole(-(2**63), 2**63)), "a whole number in [-(2**63), 2**63) or None"),
-    "max_tokens": (_whole(1), "a whole number, at least 1"),
+    "max_tokens": (_whole(1), "a whole number, at least 1, or None"),
     "min_tokens": (_whole(0), "a whole number in [0, max_tokens]"),
     "stop": (
         _items(64, lambda v: isinstance(v, str) and 0 < len(v) <= 256),
         "a list of at most 64 strings, each of 1 to 256 characters",
     ),
     "stop_token_ids": (_items(1024, is_whole_number), "a list of at most 1,024 whole numbers"),
+    "include_stop_str_in_output": (lambda v: isinstance(v, bool), "True or False"),
     "ignore_eos": (lambda v: isinstance(v, bool), "True or False"),
-    "logprobs": (_or_none(_whole(0)), "a whole number, 0 or more, or None"),
-    "prompt_logprobs": (_or_none(_whole(0)), "a whole number, 0 or more, or None"),
+    "skip_special_tokens": (lambda v: isinstance(v, bool), "True or False"),
+    "bad_words": (
+        _items(1024, lambda v: isinstance(v, str) and 0 < len(v.strip()) <= 256),
+        "a list of at most 1,024 strings that are not blank, each of 256 characters at most",
+    ),
+    "allowed_token_ids": (
+        lambda v: v is None or (bool(v) and _items(2**20, is_whole_number)(v)),
+        "a list of 1 to 2**20 whole numbers, or None",
+    ),
+    "logprobs": (_or_none(_whole(-1)), "a whole number, 0 or more, -1 (all) or None"),
+    "prompt_logprobs": (_or_none(_whole(-1)), "a whole number, 0 or more, -1 (all) or None"),
     "cache_salt": (lambda v: isinstance(v, str), "a string"),
     "n": (_whole(1), "a whole number, at least 1"),
 }

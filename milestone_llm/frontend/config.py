@@ -6,11 +6,13 @@ that of the milestone before, and states only the fields and checks that it adds
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, get_type_hints
 
 from milestone_llm.core.errors import InputError
+from milestone_llm.core.unknown_names import refuse_unknown
+
+from .vllm_names import ENGINE_INSTEAD, asks_for_nothing
 
 Config = TypeVar("Config", bound="EngineConfig")
 
@@ -32,20 +34,25 @@ class EngineConfig:
     max_num_batched_tokens: int = 2048
     """Most tokens that one step computes, padding included."""
     dtype: str | None = None
-    """"float32", "bfloat16" or "float16". None: float32 on a CPU, bfloat16 on CUDA. A ready model
-    is never cast: give its own dtype, or None."""
+    """"float32", "bfloat16" or "float16". None or "auto": float32 on a CPU, bfloat16 on CUDA. A
+    ready model is never cast: give its own dtype, or None."""
     device: str | None = None
     """"cpu", "cuda", "cuda:1"... None: CUDA where there is one. A ready model is never moved."""
+    revision: str | None = None
+    """Branch, tag or commit of the model's Hugging Face repository. None: main."""
     seed: int = 0
     """Seeds the requests that bring no seed of their own."""
     trace: str | None = None
-    """"console", a path in .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` prints in addition."""
+    """"console", a path in .jsonl or .jsonl.gz, or None. `MILESTONE_LLM_TRACE=1` prints in
+    addition."""
     check_invariants: bool = False
     """Check after every step that no region or block is lost (slow; the tests set it)."""
     scheduler: str | None = None
     """A Python file with a scheduler that takes the place of the milestone's own."""
 
     def __post_init__(self) -> None:
+        if self.dtype == "auto":
+            object.__setattr__(self, "dtype", None)
         for name, kind in get_type_hints(type(self)).items():
             value = getattr(self, name)
             if name in ("dtype", "device"):  # torch's own types are allowed here
@@ -77,17 +84,21 @@ class EngineConfig:
 
     @classmethod
     def from_fields(cls: type[Config], **given: Any) -> Config:
-        """Build a config from keyword arguments.
+        """Build a config from keyword arguments. Arguments of vLLM's that no engine here has are
+        taken where their value asks for nothing (`enable_lora=False`).
 
         Raises:
-            InputError: a keyword is no field; the message names the nearest one.
+            InputError: a keyword is no field; the message says what to use instead, or names the
+                nearest one.
         """
         known = [field.name for field in fields(cls)]
-        for name in given:
-            if name not in known:
-                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-                hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known)}"
-                raise InputError(f"{cls.__module__}.EngineConfig has no field {name!r}; {hint}")
+        given = {
+            name: value
+            for name, value in given.items()
+            if not (name == "seed" and value is None)
+            and (name in known or not asks_for_nothing(name, value))
+        }
+        refuse_unknown(given, known, ENGINE_INSTEAD, f"{cls.__module__}.EngineConfig")
         return cls(**given)
 
     def check_prompt_fits_step(self, num_prompt_tokens: int) -> None:

@@ -29,21 +29,32 @@ _PLAIN = {f"transformers.tokenization_utils_{name}" for name in ("base", "tokeni
 class Detokenizer:
     """Turns output tokens into text that only ever grows, and finds stop strings in it.
 
-    Once flushed, the text is exactly `tokenizer.decode(output_token_ids, skip_special_tokens=True)`
-    without clean-up of spaces, cut before the stop string if there is one. (Prompt tokens play no
+    Once flushed, the text is exactly `tokenizer.decode(output_token_ids, skip_special_tokens)`
+    without clean-up of spaces, cut at the stop string if there is one. (Prompt tokens play no
     part: what `decode` does to the first space, it does here too.) Appending a token decodes a few
     tokens, however long the output; only a run of byte tokens is decoded from its start.
 
     Args:
         tokenizer: A Hugging Face tokenizer, fast or slow.
         stop: Strings that end the text; the string that is complete first counts.
+        skip_special_tokens: Leave special tokens out of the text.
+        include_stop: Whether the text keeps the stop string.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        stop: Sequence[str],
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+    ) -> None:
         self.tokenizer = tokenizer
         self.stop = stop
-        self.is_stopped = False
-        self._decode = _plain_decode(tokenizer)
+        self.skip_special_tokens = skip_special_tokens
+        self.include_stop = include_stop
+        self.found_stop: str | None = None
+        """The stop string that has ended the text."""
+        self._decode = _plain_decode(tokenizer, skip_special_tokens)
         self._window: list[int] = []
         self._num_context = 0  # tokens of the window that are settled
         self._context_text = ""
@@ -55,8 +66,14 @@ class Detokenizer:
         self._num_begun = self._num_taken = 0  # tokens; they differ if `append` was interrupted
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self.found_stop is not None
+
+    @property
     def text(self) -> str:
-        """Text that can be shown: a prefix of the final text, and free of stop strings.
+        """Text that can be shown: a prefix of the final text, and free of stop strings unless they
+        are included.
 
         (A stop string that appeared while `look_for_stop` was False is ordinary text.)
         """
@@ -108,7 +125,7 @@ class Detokenizer:
 
     def fresh_copy(self) -> Detokenizer:
         """Return a new detokenizer with the same tokenizer and stop strings."""
-        return Detokenizer(self.tokenizer, self.stop)
+        return Detokenizer(self.tokenizer, self.stop, self.skip_special_tokens, self.include_stop)
 
     def _append(self, token_id: int, look_for_stop: bool) -> bool:
         token = _token(self.tokenizer, token_id)
@@ -174,22 +191,22 @@ class Detokenizer:
                 return
 
     def _cut_at_stop(self, known: str) -> bool:
-        """End the text before the stop string that was complete first, if there is a new one."""
+        """End the text at the stop string that was complete first, if there is a new one."""
         found = []
         for stop in self.stop:
             start = known.find(stop, max(0, self._num_searched - len(stop) + 1))
             if start >= 0:
-                found.append((start + len(stop), start))
+                found.append((start + len(stop), start, stop))
         if found:
-            self.is_stopped = True
-            self._settled, self._pending = known[: min(found)[1]], ""
+            end, start, self.found_stop = min(found)
+            self._settled, self._pending = known[: end if self.include_stop else start], ""
             self.num_shown = len(self._settled)
         return self.is_stopped
 
     def _num_held_back(self, text: str) -> int:
         """Return how many characters at the end of `text` may be the beginning of a stop string."""
         held_back = 0
-        for stop in self.stop:
+        for stop in () if self.include_stop else self.stop:
             end = text[-(len(stop) - 1) :] if len(stop) > 1 else ""
             start = end.find(stop[0])  # a stop string can begin only there: few places to look at
             while start >= 0 and not stop.startswith(end[start:]):
@@ -199,9 +216,9 @@ class Detokenizer:
         return held_back
 
 
-def decode_whole(tokenizer: Any, token_ids: list[int]) -> str:
+def decode_whole(tokenizer: Any, token_ids: list[int], skip_special_tokens: bool = True) -> str:
     """Return the text of a complete list of tokens: the text that a flushed `Detokenizer` has."""
-    return _plain_decode(tokenizer)(known_tokens(tokenizer, token_ids))
+    return _plain_decode(tokenizer, skip_special_tokens)(known_tokens(tokenizer, token_ids))
 
 
 def known_tokens(tokenizer: Any, token_ids: list[int]) -> list[int]:
@@ -218,8 +235,8 @@ def _token(tokenizer: Any, token_id: int) -> str | None:
         return None
 
 
-def _plain_decode(tokenizer: Any) -> Callable[[list[int]], str]:
-    """Return a tokenizer's `decode` of a list, without special tokens and clean-up of spaces.
+def _plain_decode(tokenizer: Any, skip_special_tokens: bool) -> Callable[[list[int]], str]:
+    """Return a tokenizer's `decode` of a list, without clean-up of spaces.
 
     A fast tokenizer is decoded by its backend: for one token, the tokenizer's `decode` takes five
     times as long, to look at its arguments. A tokenizer with a `decode` of its own keeps it.
@@ -229,5 +246,9 @@ def _plain_decode(tokenizer: Any) -> Callable[[list[int]], str]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or has_own:
         decode = tokenizer.decode
-        return partial(decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return partial(backend.decode, skip_special_tokens=True)
+        return partial(
+            decode,
+            skip_special_tokens=skip_special_tokens,
+            clean_up_tokenization_spaces=False,
+        )
+    return partial(backend.decode, skip_special_tokens=skip_special_tokens)

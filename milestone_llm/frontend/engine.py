@@ -13,7 +13,7 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from milestone_llm.core.engine_core import EngineCore, ModelRunner
 from milestone_llm.core.request import Request
@@ -26,11 +26,14 @@ from milestone_llm.structured.grammars import Grammars
 
 from .config import EngineConfig
 from .engine_driver import EngineDriver, Peers, StepMaker
+from .html_table import flat, html_table
 from .input_processor import EncodedPrompt, InputProcessor
 from .inputs import Prompt, Prompts, check_is_id, check_priority
 from .output_processor import OutputProcessor, OutputQueue, RequestState
 from .outputs import RequestOutput
+from .progress import progress_bar
 from .step_log import StepLog, StepWatcher
+from .vllm_names import METHODS_INSTEAD
 from .warm_up import warm_up
 
 
@@ -107,6 +110,14 @@ class BaseEngine:
         self._abandoned: deque[OutputQueue] = deque()
         """Queues of streams that were closed before their requests were done."""
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.scheduler.running)} running, {len(self.scheduler.waiting)} waiting"
+        return f"<{self.milestone}.LLMEngine: {self.model_name}, {self.decoder_name}, {counts}>"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the counts of `stats`."""
+        return html_table([self.milestone, self.model_name], list(flat(self.stats()).items()))
+
     @property
     def tracer(self) -> StepWatcher | None:
         """The first of the watchers that get every step; None: there is none."""
@@ -124,6 +135,15 @@ class BaseEngine:
                     requests.setdefault(state.request_id, request)
         return requests
 
+    if not TYPE_CHECKING:  # type checkers know which attributes there are
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what takes the place of a name that vLLM's engines have and this one lacks."""
+            text = f"{type(self).__module__}.{type(self).__name__} has no attribute {name!r}"
+            if name in METHODS_INSTEAD:
+                text += f" of vLLM's; instead: {METHODS_INSTEAD[name]}"
+            raise AttributeError(text, name=name, obj=self)
+
     # -- offline use -------------------------------------------------------------------------
 
     def generate(
@@ -132,13 +152,16 @@ class BaseEngine:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat: bool = False,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Complete prompts and return when all are done.
 
         Args:
-            prompts: one prompt or several; each text, token ids or chat messages.
+            prompts: one prompt or several; each text, token ids, chat messages, or vLLM's
+                `{"prompt": ...}` and `{"prompt_token_ids": ...}`.
             sampling_params: one for all prompts, or one each.
             chat: take a text prompt as a user's message and apply the model's chat template.
+            use_tqdm: show on stderr how many prompts are done.
 
         Returns:
             One output a prompt, in the order given.
@@ -147,8 +170,41 @@ class BaseEngine:
             InputError: bad input; nothing has been queued then.
         """
         encoded = self.input_processor.encode_all(prompts, sampling_params, chat)
-        outputs = OutputStream(self, encoded, OutputQueue(wants_all=False))
-        with contextlib.closing(outputs), gc_young_only():
+        return self._complete(encoded, use_tqdm)
+
+    def chat(
+        self,
+        messages: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or several, and return when all are answered.
+
+        Args:
+            messages: `[{"role": ..., "content": ...}, ...]`, or a list of these.
+            sampling_params, use_tqdm: as `generate` takes them.
+            tools: functions that the chat template shows to the model.
+            chat_template_kwargs: variables of the chat template, such as `enable_thinking`.
+
+        Raises:
+            InputError: bad input; nothing has been queued then.
+        """
+        encoded = self.input_processor.encode_all(
+            messages, sampling_params, True, template_kwargs=chat_template_kwargs, tools=tools
+        )
+        return self._complete(encoded, use_tqdm)
+
+    def _complete(self, prompts: list[EncodedPrompt], use_tqdm: bool) -> list[RequestOutput]:
+        queue = OutputQueue(wants_all=False)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(gc_young_only())
+            show = stack.enter_context(progress_bar(len(prompts))) if use_tqdm else None
+            outputs = stack.enter_context(
+                contextlib.closing(OutputStream(self, prompts, queue, show))
+            )
             for _ in outputs:
                 pass
         return [state.snapshot() for state in outputs.states]
@@ -317,12 +373,18 @@ class OutputStream:
 
     Args:
         queue: takes the outputs; only this stream reads it.
+        show: called after each step with the number of unfinished requests.
     """
 
     def __init__(
-        self, engine: BaseEngine, prompts: list[EncodedPrompt], queue: OutputQueue
+        self,
+        engine: BaseEngine,
+        prompts: list[EncodedPrompt],
+        queue: OutputQueue,
+        show: Callable[[int], None] | None = None,
     ) -> None:
         self._engine = engine
+        self._show = show
         self._queue = queue
         self._taken: deque[RequestOutput] = deque()
         try:
@@ -342,6 +404,8 @@ class OutputStream:
                 if not is_done:
                     engine._abort_abandoned()
                     engine.driver.run(engine.driver.step)
+                    if self._show is not None:
+                        self._show(len(queue.unfinished))
                 self._taken.extend(queue.take())
                 if is_done:  # the outputs just taken came from another caller's step
                     break

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.request import Request
@@ -23,6 +23,7 @@ from .inputs import (
     check_prompt,
     check_request_id,
     encode_prompt,
+    with_whole_vocabulary,
 )
 
 if TYPE_CHECKING:
@@ -81,8 +82,12 @@ class InputProcessor:
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         chat: bool,
+        **template: Any,
     ) -> list[EncodedPrompt]:
         """Return the token ids of several prompts, with the parameters of each.
+
+        Args:
+            template: `template_kwargs` and `tools`, as `render_chat` takes them.
 
         Raises:
             InputError: one of them is bad.
@@ -95,11 +100,13 @@ class InputProcessor:
         if len(sampling_params) != len(many):
             raise InputError(f"{len(many)} prompts, but {len(sampling_params)} sampling_params")
         return [
-            self.encode(prompt, params, chat)
+            self.encode(prompt, params, chat, **template)
             for prompt, params in zip(many, sampling_params, strict=True)
         ]
 
-    def encode(self, prompt: Prompt, params: SamplingParams, chat: bool) -> EncodedPrompt:
+    def encode(
+        self, prompt: Prompt, params: SamplingParams, chat: bool, **template: Any
+    ) -> EncodedPrompt:
         """Return the token ids of a prompt, after a check of ids and parameters for the model.
 
         Raises:
@@ -107,14 +114,16 @@ class InputProcessor:
         """
         try:
             with self._encoding:
-                token_ids = encode_prompt(self.tokenizer, prompt, chat)
+                token_ids = encode_prompt(self.tokenizer, prompt, chat, **template)
+                if isinstance(params, SamplingParams) and self.tokenizer is not None:
+                    self.grammars.spellings_of(params)
         finally:  # not `with`: Ctrl-C in the very moment in which it ends would leave the lock held
             with contextlib.suppress(RuntimeError):
                 self._encoding.release()
         check_prompt(token_ids, self.vocab_size, self.max_model_len)
         check_params(params, self.vocab_size, self.tokenizer, self.eos_token_ids)
         self.grammars.rule_of(params)  # compiled here, or refused
-        return EncodedPrompt(token_ids, params)
+        return EncodedPrompt(token_ids, with_whole_vocabulary(params, self.vocab_size))
 
     # -- within a change of the engine -------------------------------------------------------
 

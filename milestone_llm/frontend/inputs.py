@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams, is_whole_number
 from milestone_llm.models.chat import render_chat
 
-Prompt: TypeAlias = str | list[int] | list[dict[str, Any]]
-"""Text, token ids, or chat messages (`{"role": ..., "content": ...}`)."""
+Prompt: TypeAlias = str | list[int] | list[dict[str, Any]] | dict[str, Any]
+"""Text, token ids, chat messages (`{"role": ..., "content": ...}`), or vLLM's forms of the first
+two: `{"prompt": "..."}` and `{"prompt_token_ids": [...]}`."""
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
 
@@ -20,10 +22,36 @@ def as_list(prompts: Prompts) -> Sequence[Prompt]:
     given: Any = prompts
     try:
         is_one = isinstance(given, str | dict) or not hasattr(given, "__getitem__")
-        is_one = is_one or (len(given) > 0 and not isinstance(given[0], str | list | tuple))
+        is_one = is_one or (
+            len(given) > 0
+            and not isinstance(given[0], str | list | tuple)
+            and not _is_named_prompt(given[0])
+        )
     except TypeError:  # a tensor of one number
         is_one = True
     return [given] if is_one else given  # `encode_prompt` refuses what is not a prompt
+
+
+def _is_named_prompt(given: Any) -> bool:
+    """Return whether a dictionary is a prompt of its own, and not a message of a chat."""
+    return isinstance(given, dict) and not given.keys().isdisjoint(("prompt", "prompt_token_ids"))
+
+
+def _unnamed(prompt: dict[str, Any]) -> Any:
+    """Return the text or the token ids of vLLM's TextPrompt or TokensPrompt.
+
+    Raises:
+        InputError: it has anything else, such as an image.
+    """
+    given = {name: value for name, value in prompt.items() if value is not None}
+    if others := given.keys() - {"prompt", "prompt_token_ids"}:
+        raise InputError(
+            f"a prompt of text or token ids has no {min(map(str, others))!r}: models take text "
+            "alone, and a cache_salt is one of SamplingParams"
+        )
+    if "prompt_token_ids" in given:  # these count, as in vLLM, where both are given
+        return given["prompt_token_ids"]
+    return given.get("prompt")
 
 
 def encode_prompt(
@@ -45,6 +73,8 @@ def encode_prompt(
     Raises:
         InputError: `prompt` is not a prompt, or is text for an engine without a tokenizer.
     """
+    if _is_named_prompt(prompt):
+        prompt = _unnamed(prompt)
     is_text = isinstance(prompt, str)
     try:
         if isinstance(prompt, bytes | bytearray):
@@ -116,14 +146,15 @@ def check_params(
     """Refuse sampling parameters that do not fit the model.
 
     Raises:
-        InputError: no `SamplingParams`, a stop token or a bias outside the vocabulary, more
-            logprobs than tokens, stop strings without a tokenizer, or `min_tokens` when every token
+        InputError: no `SamplingParams`, a token id outside the vocabulary, more logprobs than
+            tokens, `stop` or `bad_words` without a tokenizer, or `min_tokens` when every token
             stops.
     """
     if not isinstance(params, SamplingParams):
         raise InputError(f"sampling parameters must be SamplingParams, got {params!r}")
     check_vocabulary("stop_token_ids", params.stop_token_ids, vocab_size)
     check_vocabulary("logit_bias", params.logit_bias, vocab_size)
+    check_vocabulary("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         if (getattr(params, name) or 0) > vocab_size:
             raise InputError(
@@ -135,8 +166,19 @@ def check_params(
             f"min_tokens={params.min_tokens} forbids stop tokens, and all {vocab_size} tokens of "
             "the vocabulary are stop tokens: there is nothing to sample"
         )
-    if params.stop and tokenizer is None:
-        raise InputError(f"stop={params.stop!r:.200} needs a tokenizer, and the engine has none")
+    for name in ("stop", "bad_words"):
+        if getattr(params, name) and tokenizer is None:
+            text = f"{name}={getattr(params, name)!r:.200} needs a tokenizer"
+            raise InputError(f"{text}, and the engine has none")
+
+
+def with_whole_vocabulary(params: SamplingParams, vocab_size: int) -> SamplingParams:
+    """Return sampling parameters in which the number of logprobs -1, for all, is a count."""
+    if params.logprobs == -1:
+        params = replace(params, logprobs=vocab_size)
+    if params.prompt_logprobs == -1:
+        params = replace(params, prompt_logprobs=vocab_size)
+    return params
 
 
 def check_priority(priority: Any) -> None:

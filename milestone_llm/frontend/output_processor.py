@@ -51,12 +51,26 @@ class CompletionState:
         self._tokenizer = tokenizer
         self._detokenizer: Detokenizer | None = None
         if tokenizer is not None and makes_text:
-            self._detokenizer = Detokenizer(tokenizer, params.stop)
+            self._detokenizer = Detokenizer(
+                tokenizer,
+                params.stop,
+                params.skip_special_tokens,
+                params.include_stop_str_in_output,
+            )
 
     @property
     def is_stopped(self) -> bool:
         """Whether the text has come to a stop string."""
         return self._detokenizer is not None and self._detokenizer.is_stopped
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop string, or the id of `stop_token_ids`, that has ended the completion."""
+        if self._detokenizer is not None and self._detokenizer.is_stopped:
+            return self._detokenizer.found_stop
+        if self.finish_reason == "stop" and self.token_ids[-1] in self.params.stop_token_ids:
+            return self.token_ids[-1]
+        return None
 
     def take(self, output: EngineCoreOutput, now: float) -> None:
         """Take in new tokens, up to the one that completes a stop string."""
@@ -106,6 +120,7 @@ class CompletionState:
             None if self.params.logprobs is None else self.logprobs,
             self.finish_reason,
             self._text_reader(),
+            self.stop_reason,
         )
 
     def _text_reader(self) -> Callable[[], str]:
@@ -114,7 +129,8 @@ class CompletionState:
             num_shown = detokenizer.num_shown
             return lambda: detokenizer.text[:num_shown]
         if tokenizer is not None:
-            return lambda: decode_whole(tokenizer, self.token_ids[:num_tokens])
+            skips = self.params.skip_special_tokens
+            return lambda: decode_whole(tokenizer, self.token_ids[:num_tokens], skips)
         return str
 
     def _may_stop(self, num_tokens_before: int) -> bool:

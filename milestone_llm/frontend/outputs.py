@@ -10,6 +10,8 @@ from typing import Any
 
 from milestone_llm.core.outputs import Logprob
 
+from .html_table import html_table
+
 
 @dataclass
 class RequestMetrics:
@@ -61,6 +63,8 @@ class CompletionOutput:
     Args:
         finish_reason: `stop`, `length`, `abort`, `error`; None while tokens may still come.
         read_text: returns the text as it was at the time of the snapshot.
+        stop_reason: the stop string or the id of `stop_token_ids` that has ended it; None: EOS, or
+            another reason.
     """
 
     def __init__(
@@ -70,8 +74,10 @@ class CompletionOutput:
         logprobs: list[dict[int, Logprob]] | None,
         finish_reason: str | None,
         read_text: Callable[[], str],
+        stop_reason: int | str | None = None,
     ) -> None:
         self.index = index
+        self.stop_reason = stop_reason
         self.finish_reason = finish_reason
         self.num_tokens = len(token_ids)
         """Number of tokens generated when the snapshot was taken."""
@@ -94,8 +100,18 @@ class CompletionOutput:
         """Per token, log-probabilities by token id; None unless asked for."""
         return None if self._all_logprobs is None else self._all_logprobs[: self.num_tokens]
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Sum of the log-probabilities of the tokens so far; None unless `logprobs` are asked
+        for."""
+        if self.logprobs is None:
+            return None
+        pairs = zip(self.token_ids, self.logprobs, strict=True)
+        return sum(logprobs[token_id].logprob for token_id, logprobs in pairs)
+
     def _shown(self) -> tuple[Any, ...]:
-        return self.index, self.token_ids, self.logprobs, self.finish_reason, self.text
+        stop = self.stop_reason
+        return self.index, self.token_ids, self.logprobs, self.finish_reason, self.text, stop
 
     def __eq__(self, other: object) -> bool:
         """Whether both snapshots show the same."""
@@ -103,8 +119,8 @@ class CompletionOutput:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the snapshot without the request that it was taken of."""
-        *shown, text = self._shown()
-        return type(self), (*shown, partial(str, text))
+        *shown, text, stop_reason = self._shown()
+        return type(self), (*shown, partial(str, text), stop_reason)
 
     def __repr__(self) -> str:
         return (
@@ -144,11 +160,29 @@ class RequestOutput:
             f"metrics={self.metrics})"
         )
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the prompt, and a row for each completion."""
+        prompt = self.prompt_token_ids if self.prompt is None else self.prompt
+        rows = [
+            (
+                each.finish_reason or "goes on",
+                f"{each.num_tokens} tokens",
+                each.text or each.token_ids,
+            )
+            for each in self.outputs
+        ]
+        return html_table([self.request_id, prompt], rows)
+
     @property
     def prompt(self) -> str | None:
         """The prompt's text as the model sees it, a chat with its template; None without a
         tokenizer."""
         return self.read_prompt()
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose keys and values came from the prefix cache."""
+        return self.metrics.num_cached_tokens
 
     @property
     def finished(self) -> bool:

@@ -31,7 +31,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from milestone_llm import MILESTONES
 from milestone_llm.core.errors import InputError
-from milestone_llm.models.pretrained import one_line, quiet_transformers
+from milestone_llm.models.hub_files import one_line
+from milestone_llm.models.pretrained import quiet_transformers
 
 MAX_PARAMETERS = 20_000_000
 NUM_OUTPUT_TOKENS = 8

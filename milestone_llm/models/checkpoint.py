@@ -9,11 +9,13 @@ without gradients, its tokenizer if it has one, and a name to show.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -26,10 +28,12 @@ from transformers import (
 from milestone_llm.core.errors import InputError
 
 from .chat import render_chat
-from .gguf_cache import converted_folder, file_key, packaged_gguf
+from .gguf_cache import config_folder, converted_folder, file_key, packaged_gguf, shards_of
+from .hub_files import find_file, find_gguf_file, hub_answers
 from .pretrained import (
     build_empty_model,
     check_fits,
+    exceeds_host,
     from_pretrained,
     load_empty_model,
     load_whole_model,
@@ -64,7 +68,7 @@ _TOKENIZER_FILES = (
     "vocab.json",
     "vocab.txt",
 )
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(@[\w./-]+)?")
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,10 @@ def load_model(
     Only a Hugging Face id makes a network request.
 
     Args:
-        model: Hugging Face id, local folder, `.gguf` file, "smollm2-135m", "tiny-llama" (or another
-            of `TINY_FAMILIES`), or a ready model, which is set to eval mode without gradients.
+        model: Hugging Face id, also as `org/name@revision`, local folder, `.gguf` file (of the hub:
+            `org/name-GGUF:Q4_K_M` or `org/name-GGUF/file.gguf`), "smollm2-135m", "tiny-llama" (or
+            another of `TINY_FAMILIES`), or a ready model, which is set to eval mode without
+            gradients.
         tokenizer: a ready one, or the folder or id of one; None: the model's own.
         dtype: "float32", "bfloat16", "float16" or a `torch.dtype`. None: float32 on a CPU
             and for tiny models, else bfloat16. A ready model keeps its own, which must be this one.
@@ -126,7 +132,7 @@ def load_model(
             is_tiny = str(model).startswith("tiny-")  # it is for comparing tokens, not speed
             is_rounded = target_device.type == "cuda" and not is_tiny
             target_dtype = torch.bfloat16 if is_rounded else torch.float32
-        source, name = locate(model)
+        source, name = locate(model, weights)
         ready = _build_named(source, target_dtype, target_device, weights)
         if tokenizer is None:
             own_tokenizer = _load_tokenizer(source)
@@ -146,6 +152,19 @@ def load_model(
     elif tokenizer is not None:
         own_tokenizer = tokenizer
     return LoadedModel(ready, own_tokenizer, name)
+
+
+def is_read_in_parts(
+    model: str | Path | PreTrainedModel, dtype: str | None, device: str | None
+) -> bool:
+    """Return whether a model is too large for the host's memory, so that its weights must go from
+    its files onto a GPU part by part. Arguments as `load_model` takes them."""
+    if isinstance(model, PreTrainedModel) or _resolve_device(device).type != "cuda":
+        return False
+    place, _ = locate(model)
+    if place.startswith(("tiny-", PREFIX)) and not Path(place).is_dir():
+        return False
+    return exceeds_host(place, _resolve_dtype(dtype) or torch.bfloat16)
 
 
 def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
@@ -245,8 +264,10 @@ def _build_named(
     return load_empty_model(source, dtype, device)
 
 
-def locate(model: str | Path) -> tuple[str, str]:
+def locate(model: str | Path, weights: bool = True) -> tuple[str, str]:
     """Find a named model: its folder, its Hugging Face id, or the name itself if it is random.
+
+    weights: whether the folder of a GGUF file must have the weights, and not only the config.
 
     Returns:
         The place, and a name to show.
@@ -259,7 +280,7 @@ def locate(model: str | Path) -> tuple[str, str]:
             "a model or a tokenizer is named by a Hugging Face id, a folder or a .gguf file, "
             f"not by {model!r}"
         )
-    text = str(model)
+    text, convert = str(model), converted_folder if weights else config_folder
     try:
         path = Path(model).expanduser()
         path.exists()
@@ -270,35 +291,77 @@ def locate(model: str | Path) -> tuple[str, str]:
     if path.is_dir():
         return str(path), path.resolve().name
     if text == DEFAULT_MODEL:
-        return str(converted_folder(*packaged_gguf())), DEFAULT_MODEL
+        return str(convert(*packaged_gguf())), DEFAULT_MODEL
     if text.startswith(("tiny-", PREFIX)):
         return text, text
-    if path.suffix == ".gguf" and path.is_file():
-        return str(converted_folder(path, file_key(path))), path.stem
-    if path.exists():
+    if path.exists() and not (path.suffix == ".gguf" and path.is_file()):
         raise InputError(f"{text} is neither a folder nor a .gguf file")
+    if file := _local_gguf(text):
+        return str(convert(file, file_key(file))), file.stem
+    if text.upper().endswith("-GGUF"):
+        raise InputError(
+            f"{text} has files of several types: name one by its type, {text}:Q4_K_M, or by its "
+            f"name, {text}/file.gguf"
+        )
     if path.suffix == ".gguf" or not _HUB_ID.fullmatch(text):
         raise InputError(f"there is no file or folder {text}")
     return text, text
 
 
+def at_revision(model: str | Path | PreTrainedModel, revision: str | None) -> Any:
+    """Return the name of a model at a branch, tag or commit of its Hugging Face repository.
+
+    Raises:
+        InputError: a revision is given, and the model comes from no repository.
+    """
+    if revision is None:
+        return model
+    named = "" if isinstance(model, PreTrainedModel) else str(model)
+    is_id = _HUB_ID.fullmatch(named) and "@" not in named and not Path(named).exists()
+    if not is_id or named == DEFAULT_MODEL or named.startswith(("tiny-", PREFIX)):
+        raise InputError(f"revision={revision!r} is for an id of the hub, not for {model!r:.80}")
+    return f"{model}@{revision}"
+
+
 def find_gguf(model: object) -> tuple[Path, Path] | None:
-    """Return a model's GGUF file and the folder that it is converted to; None if it has no such
-    file."""
+    """Return a model's GGUF file and a folder with its config; None if it has no such file."""
     if model == DEFAULT_MODEL and not Path(DEFAULT_MODEL).is_dir():
         file, key = packaged_gguf()
-        return file, converted_folder(file, key)
-    if isinstance(model, (str, Path)) and Path(model).suffix == ".gguf":
-        return Path(model).expanduser(), Path(locate(model)[0])
+        return file, config_folder(file, key)
+    if isinstance(model, (str, Path)) and (local := _local_gguf(str(model))):
+        return local, config_folder(local, file_key(local))
     return None
 
 
+def _local_gguf(name: str) -> Path | None:
+    """Return the GGUF file of this name, on this machine or downloaded from the hub; the first of a
+    model in several files. None: it is no name of such a file."""
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf" and path.is_file():
+        return shards_of(path)[0]
+    return None if path.exists() else find_gguf_file(name)
+
+
 def _load_tokenizer(source: str) -> PreTrainedTokenizerBase | None:
-    """Load the tokenizer of a folder or id; None for a folder that has none."""
+    """Load the tokenizer of a folder or id; None for one that has none."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         if not any((folder / file).exists() for file in _TOKENIZER_FILES):
             return None
     elif source.startswith(("tiny-", PREFIX)):
         return None
-    return from_pretrained(AutoTokenizer, source)
+    try:
+        return from_pretrained(AutoTokenizer, source)
+    except InputError:
+        if folder.is_dir() or _has_tokenizer(source):
+            raise
+    log.warning("%s has no tokenizer: prompts are token ids, and there is no text", source)
+    return None
+
+
+def _has_tokenizer(source: str) -> bool:
+    """Return whether a Hugging Face id has a tokenizer's file."""
+    is_offline = not hub_answers()
+    with contextlib.suppress(OSError):
+        return any(find_file(source, file, is_offline) for file in _TOKENIZER_FILES)
+    return True  # the hub did not say

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,18 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.quantizers import AutoHfQuantizer
 from transformers.utils import logging as transformers_logging
 
 from milestone_llm.core.errors import InputError
 
-from .hub_files import find_file, hub_answers
+from .hub_files import find_file, hub_answers, hub_reason, one_line, split_revision
 from .loading_info import check_whole
 from .machine import check_memory
 
+LARGE = 2 * 2**30
+"""Bytes that take longer than two seconds to read."""
 _MODELOPT_CONFIG = "hf_quant_config.json"
 """NVIDIA's ModelOpt writes what it did to the weights here, and not always into config.json."""
 
@@ -42,6 +45,7 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
             would be passed over and change the results; the message names these.
     """
     config = from_pretrained(AutoConfig, source)
+    check_text_model(source, config)
     check_quantization(source, config)
     check_fits(source, config, dtype)
     model, info = from_pretrained(
@@ -53,6 +57,41 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
     )
     check_whole(source, info, model)
     return model
+
+
+def check_text_model(source: str, config: PretrainedConfig) -> None:
+    """Check that a model generates text from text alone.
+
+    Raises:
+        InputError: it takes images or sound, or does something else; the message names its type.
+    """
+    if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+        return
+    others = [name for name in ("vision_config", "audio_config") if hasattr(config, name)]
+    what = "takes images or sound" if others else "is no causal language model"
+    raise InputError(
+        f"{source} is of type {config.model_type!r}, which {what}: only models that generate text "
+        "from text are served"
+    )
+
+
+def exceeds_host(source: str, dtype: torch.dtype) -> bool:
+    """Return whether the weights of a folder or Hugging Face id are larger than this machine's
+    memory."""
+    try:
+        config = from_pretrained(AutoConfig, source)
+    except InputError:  # loading will report it
+        return False
+    try:
+        check_fits(source, config, dtype)
+    except InputError:
+        return True
+    return False
+
+
+def has_bar(files: Iterable[Path]) -> bool:
+    """Return whether reading these files takes so long that a bar is shown."""
+    return sum(file.stat().st_size for file in files) > LARGE
 
 
 def check_fits(name: str, config: PretrainedConfig, dtype: torch.dtype) -> None:
@@ -79,6 +118,7 @@ def load_empty_model(
         InputError: its config cannot be loaded, or its weights are quantized in an unknown way.
     """
     config = from_pretrained(AutoConfig, source)
+    check_text_model(source, config)
     check_quantization(source, config)
     model = build_empty_model(config, dtype, device)
     with contextlib.suppress(InputError):  # most models have one, but not all
@@ -157,9 +197,13 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
             f"cannot load the folder {source}: {damage}, and has tokens that end a text"
         )
     try:
-        with quiet_transformers(progress_bars=not is_local):
+        with quiet_transformers(
+            progress_bars=not is_local or has_bar(folder.glob("*.safetensors"))
+        ):
+            repository, revision = (str(folder), None) if is_local else split_revision(source)
             return auto_class.from_pretrained(
-                str(folder) if is_local else source,
+                repository,
+                revision=revision or "main",
                 local_files_only=is_local or not hub_answers(),
                 trust_remote_code=False,
                 **options,
@@ -167,23 +211,20 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # readers of a dozen formats may raise anything
+        if "trust_remote_code" in str(error):
+            raise InputError(
+                f"{source} wants code of its own to be run, which never happens here: there is no "
+                f"option for it. Transformers says: {one_line(error)}"
+            ) from error
         if is_local:
             damaged = _damaged_file(folder)
             message = f"cannot load the folder {source}: {damaged or one_line(error)}"
         else:
             message = (
-                f"cannot load {source!r} from the Hugging Face hub: {one_line(error)} "
+                f"cannot load {source!r} from the Hugging Face hub: {hub_reason(error, source)} "
                 "Give a local folder or a .gguf file instead, or the default 'smollm2-135m'"
             )
         raise InputError(message) from error
-
-
-def one_line(error: BaseException) -> str:
-    """Return an error's text in one line, with the name of its class if the text needs it."""
-    lines = [line.strip() for line in str(error).strip().splitlines()] or ["no message"]
-    text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    is_clear = isinstance(error, (OSError, ValueError, ImportError))
-    return text if is_clear else f"{type(error).__name__}: {text}"
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from milestone_llm.core.sampling_params import SamplingParams
 
 from .params import StructuredOutputsParams
 from .sources import grammar_source
+from .token_lists import TokenLists, spellings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -183,6 +184,8 @@ class Grammars:
         self._building = threading.Lock()
         """Held while tables are built."""
         self._tokens: Any = None
+        self._spellings = OrderedDict[Sequence[str], list[tuple[int, ...]]]()
+        """Token ids of `bad_words`; the newest are last."""
 
     def warm_up(self) -> None:
         """Build the tables that all grammars need, if this model can have grammars.
@@ -193,11 +196,32 @@ class Grammars:
             self._tables()
 
     def rule_of(self, params: SamplingParams) -> AllowedTokens | None:
-        """Return a grammar of the request's own, at the beginning of its output; None: it has none.
+        """Return a rule of the request's own, at the beginning of its output; None: it has none.
 
         Raises:
             InputError: llguidance or the tokenizer is missing, or the grammar cannot be compiled.
         """
+        grammar = self._grammar_of(params)
+        if not params.bad_words and params.allowed_token_ids is None:
+            return grammar
+        banned = self.spellings_of(params)
+        return TokenLists(self.vocab_size, params.allowed_token_ids, banned, grammar)
+
+    def spellings_of(self, params: SamplingParams) -> list[tuple[int, ...]]:
+        """Return the token ids of a request's `bad_words`. The tokenizer is used only where they
+        have not been asked for before."""
+        if not params.bad_words:
+            return []
+        with self._building:
+            if params.bad_words not in self._spellings:
+                found = spellings(self.tokenizer, params.bad_words)
+                self._spellings[params.bad_words] = found
+                if len(self._spellings) > MAX_COMPILED:
+                    self._spellings.popitem(last=False)
+            return self._spellings[params.bad_words]
+
+    def _grammar_of(self, params: SamplingParams) -> Grammar | None:
+        """Return the grammar of `structured_outputs`, if they are asked for."""
         wanted = params.structured_outputs
         if wanted is None:
             return None

@@ -1,9 +1,9 @@
 """The debug tracer: it keeps, prints and writes one `StepRecord` for each step.
 
 Records are kept in memory (`engine.tracer.records`). They can be printed (`trace="console"` or
-`LLM_TRACE=1`), or written as one JSON line each (`trace="steps.jsonl"`, or `.jsonl.gz`), which
-`m1_single.timeline` draws and `explore` turns into a page. When tracing is off, the engine skips
-all of this with one test for None.
+`MILESTONE_LLM_TRACE=1`), or written as one JSON line each (`trace="steps.jsonl"`, or `.jsonl.gz`),
+which `m1_single.timeline` draws and `explore` turns into a page. When tracing is off, the engine
+skips all of this with one test for None.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Tracer:
 
         Args:
             option: "console", "memory" (records are kept, nothing is shown), a path that ends in
-                .jsonl or .jsonl.gz, or None. `LLM_TRACE=1` in the environment also prints every
-                step, with every option.
+                .jsonl or .jsonl.gz, or None. `MILESTONE_LLM_TRACE=1` in the environment also prints
+                every step, with every option.
             decode: returns the text of token ids, printed next to sampled tokens.
 
         Raises:
@@ -101,12 +101,12 @@ def trace_path(option: str | None) -> Path | None:
 
 
 def _prints_every_step() -> bool:
-    """Return whether `LLM_TRACE` is 1.
+    """Return whether `MILESTONE_LLM_TRACE`, or `LLM_TRACE` as it was called before, is 1.
 
     Raises:
         InputError: it has an unknown value.
     """
-    value = os.environ.get("LLM_TRACE", "")
+    value = os.environ.get("MILESTONE_LLM_TRACE") or os.environ.get("LLM_TRACE", "")
     if value not in ("", "0", "1"):
-        raise InputError(f"LLM_TRACE must be 1 (print every step) or 0, got {value!r}")
+        raise InputError(f"MILESTONE_LLM_TRACE must be 1 (print every step) or 0, got {value!r}")
     return value == "1"

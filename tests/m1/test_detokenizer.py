@@ -79,15 +79,21 @@ TOKENIZERS = {
 }
 
 
-def full_decode(tokenizer: Any, token_ids: list[int]) -> str:
-    return tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def full_decode(tokenizer: Any, token_ids: list[int], skips: bool = True) -> str:
+    return tokenizer.decode(
+        token_ids, skip_special_tokens=skips, clean_up_tokenization_spaces=False
+    )
 
 
 def stream(
-    tokenizer: Any, token_ids: list[int], stop: tuple[str, ...] = (), min_tokens: int = 0
+    tokenizer: Any,
+    token_ids: list[int],
+    stop: tuple[str, ...] = (),
+    min_tokens: int = 0,
+    **options: bool,
 ) -> tuple[list[str], int]:
     """The text after each token and after the flush; and how many tokens were taken."""
-    detokenizer = Detokenizer(tokenizer, list(stop))
+    detokenizer = Detokenizer(tokenizer, list(stop), **options)
     texts = []
     num_taken = 0
     for token_id in token_ids:
@@ -120,8 +126,20 @@ def test_random_tokens_decode_as_a_whole_does(kind: str, data: st.DataObject) ->
     # Some ids past the end, as models often have more than their tokenizer. (This slow one raises.)
     last_id = len(tokenizer) + 3 if tokenizer.is_fast else len(tokenizer) - 1
     token_ids = data.draw(st.lists(st.integers(0, last_id), max_size=40))
-    texts, _ = stream(tokenizer, token_ids)
-    assert texts[-1] == full_decode(tokenizer, token_ids)
+    for skips in (True, False):
+        texts, _ = stream(tokenizer, token_ids, skip_special_tokens=skips)
+        assert texts[-1] == full_decode(tokenizer, token_ids, skips)
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_stop_string_that_is_kept_ends_the_text(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]
+    token_ids = tokenizer.encode(LINES[0], add_special_tokens=False)
+    whole = full_decode(tokenizer, token_ids)
+    stops = whole[9:12], whole[10:14]  # the first is complete before the second
+    end = whole.index(stops[0]) + len(stops[0])
+    texts, _ = stream(tokenizer, token_ids, stops, include_stop=True)
+    assert texts[-1] == whole[:end]
 
 
 class CountingTokenizer(PreTrainedTokenizerFast):

@@ -19,7 +19,9 @@ import m1_single
 import m5_kernels
 from helpers.engines import greedy
 from milestone_llm.core.errors import InputError
+from milestone_llm.lab import cache
 from milestone_llm.models.checkpoint import load_model, stop_token_ids
+from milestone_llm.models.gguf_cache import cache_directory
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest.importorskip("gguf")
@@ -53,6 +55,16 @@ def test_weights_go_to_their_places_in_each_architecture(family: str, tmp_path: 
     wanted = tokens_of(m1_single.LLMEngine(model, device="cpu"))
     for engine in engines(tmp_path / "tiny.gguf"):
         assert tokens_of(engine) == wanted
+
+
+def test_the_cache_of_converted_files_is_listed_and_cleared(tmp_path: Path, capsys: Any) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build_tiny_model("llama", **SIZES))
+    load_model(tmp_path / "tiny.gguf", device="cpu")
+    for options, kept in (([], True), (["--clear"], False)):
+        assert cache.main(options) == 0
+        assert "tiny-" in capsys.readouterr().out
+        folders = [path for path in cache_directory().iterdir() if path.is_dir()]
+        assert bool(folders) is kept
 
 
 # --- positions -----------------------------------------------------------------------------
@@ -166,7 +178,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a scale": ({}, {"blk.1.ffn_up.scale": np.ones(1, np.float32)}, "blk.1.ffn_up.scale"),
     "a layer more": ({}, LAYER, "block_count is 2, and there are tensors of layer 2"),
     "half of the layers": ({"{family}.block_count": 1}, {}, "block_count is 1"),
-    "layers too many": ({"{family}.block_count": 3}, {}, "lacks"),
+    "layers too many": ({"{family}.block_count": 3}, {}, "lacks|weights are missing"),
 }
 
 

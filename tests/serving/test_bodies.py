@@ -176,6 +176,22 @@ def test_what_is_not_supported_is_refused_by_name(m4, path, name, nothing, somet
     assert f"{name} is not supported" in error["message"]
 
 
+def test_fields_of_vllm_for_tokens_and_texts_reach_the_engine(m4):
+    def choice(**fields):
+        body = prompt(max_tokens=4, temperature=0, ignore_eos=True, **fields)
+        status, answer = m4.fetch("POST", COMPLETIONS, body)
+        assert status == 200, answer
+        return answer["choices"][0]
+
+    text = choice()["text"]
+    assert choice(bad_words=[text[:2]])["text"][:2] != text[:2]
+    assert choice(allowed_token_ids=[0])["text"] == ""
+    shown = choice(allowed_token_ids=[0], skip_special_tokens=False)
+    assert (shown["text"], "stop_reason" in shown) == ("<pad>" * 4, False)
+    kept = choice(stop=text[1], include_stop_str_in_output=True)
+    assert (kept["text"], kept["stop_reason"]) == (text[: text.index(text[1]) + 1], text[1])
+
+
 def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(m4):
     notes = {"user": "me", "metadata": {"a": "b"}, "store": False, "parallel_tool_calls": True}
     notes |= {"tools": [], "response_format": {"type": "text"}, "logit_bias": None, "unknown": 1}

@@ -7,7 +7,9 @@ two halves of a head, which Hugging Face has one after the other.
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,10 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.models.checkpoint import find_gguf
 from milestone_llm.models.gguf_cache import INDEX
 
+from .gguf_words import EXACT, dequantized, int4_groups
 from .int4_weight import Int4Groups
+
+log = logging.getLogger(__name__)
 
 ROOT = {
     "token_embd": "model.embed_tokens",
@@ -40,9 +45,6 @@ LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-BYTES_OF_A_GROUP = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
-PLAIN = {"F32": np.float32, "F16": np.float16}
-"""Types of norms and biases."""
 
 
 class TensorLocation(NamedTuple):
@@ -53,6 +55,8 @@ class TensorLocation(NamedTuple):
     """The shape as torch has it: the last dimension is contiguous."""
     offset: int
     num_bytes: int
+    file: str = ""
+    """Name of the file that it is in, if a model has several."""
 
 
 @dataclass(frozen=True)
@@ -70,49 +74,29 @@ class FileWeight:
         return self.location.shape
 
     def __getitem__(self, part: tuple[slice, ...]) -> torch.Tensor:
-        if self.location.type in PLAIN:
-            plain = torch.from_numpy(self._bytes().view(PLAIN[self.location.type]))
-            return plain.view(self.shape)[part]
-        weights = self.int4_groups.weights(torch.float32)
-        return weights.unflatten(0, (-1, self.shape[1])).sum(0).T[part]
+        return dequantized(self._rows(), self.location.type).view(self.shape)[part]
 
     @property
     def int4_groups(self) -> Int4Groups:
-        """The 4-bit integers of the weight. Q8_0 has twice as many, first all high halves."""
-        groups = torch.from_numpy(self._bytes()).view(
-            self.shape[0], -1, BYTES_OF_A_GROUP[self.location.type]
-        )
-        if self.num_heads is not None:
-            groups = groups.unflatten(0, (self.num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
-        groups = groups.permute(1, 2, 0)  # [num_groups, bytes, out_size]
-        scale = _fp16(groups[:, :2])
-        if self.location.type == "Q4_0":
-            return Int4Groups(groups[:, 2:].contiguous(), scale, -8 * scale)
-        if self.location.type == "Q4_1":
-            return Int4Groups(groups[:, 4:].contiguous(), scale, _fp16(groups[:, 2:4]))
-        integers = groups[:, 2:].contiguous().view(torch.int8).int() + 128
-        halves = (integers >> 4).byte(), (integers & 15).byte()
-        return Int4Groups(
-            torch.cat([half[:, :16] | half[:, 16:] << 4 for half in halves]),
-            torch.cat((16 * scale, scale)),
-            torch.cat((-128 * scale, torch.zeros_like(scale))),
-        )
+        """The 4-bit integers of the weight."""
+        return int4_groups(self._rows(), self.location.type, self.shape[1])
 
-    def _bytes(self) -> np.ndarray:
+    def _rows(self) -> torch.Tensor:
+        """Return the bytes of the rows, uint8 `[num_rows, bytes_of_a_row]`, in the order of Hugging
+        Face; those of a vector are one row."""
         location = self.location
-        return np.fromfile(self.path, np.uint8, location.num_bytes, offset=location.offset)
-
-
-def _fp16(two_bytes: torch.Tensor) -> torch.Tensor:
-    """Convert bytes `[num_groups, 2, out_size]` of fp16 to fp32 `[num_groups, 1, out_size]`."""
-    return two_bytes.mT.contiguous().view(torch.float16).mT.float()
+        data = np.fromfile(self.path, np.uint8, location.num_bytes, offset=location.offset)
+        rows = torch.from_numpy(data).view(self.shape[0] if len(self.shape) > 1 else 1, -1)
+        if self.num_heads is not None:
+            rows = rows.unflatten(0, (self.num_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        return rows
 
 
 def open_gguf(model: object, device: torch.device) -> GGUFFile:
     """Open the GGUF file of a model.
 
     Raises:
-        InputError: there is no such file, its types are not supported, or the device is not a CPU.
+        InputError: there is no such file, or the device is not a CPU.
     """
     found = find_gguf(model)
     if found is None:
@@ -133,7 +117,7 @@ class GGUFFile:
         index: where they are in the file, as `tensor_index` returns it.
 
     Raises:
-        InputError: a weight is of a type that is not known here.
+        InputError: it has a tensor that is not known here.
     """
 
     def __init__(self, path: Path, index: dict[str, Any]) -> None:
@@ -144,11 +128,6 @@ class GGUFFile:
         for name, (type_, shape, *where) in index["tensors"].items():
             location = TensorLocation(type_, tuple(shape), *where)
             is_matrix = len(location.shape) > 1
-            if type_ not in (BYTES_OF_A_GROUP if is_matrix else PLAIN):
-                raise InputError(
-                    f'quantization="gguf" knows matrices in {", ".join(BYTES_OF_A_GROUP)}; '
-                    f"{name} of {path.name} is {type_}"
-                )
             match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
             if match is None:
                 raise InputError(f"{path.name} has a tensor {name}, which is not known here")
@@ -161,8 +140,18 @@ class GGUFFile:
             prefix = "" if layer is None else f"model.layers.{layer}."
             is_turned = index["architecture"] == "llama" and is_matrix
             self.weights[f"{prefix}{theirs}.{ending}"] = FileWeight(
-                path, location, heads.get(kind) if is_turned else None
+                path.parent / location.file if location.file else path,
+                location,
+                heads.get(kind) if is_turned else None,
             )
+        matrices = [own.location for own in self.weights.values() if len(own.shape) > 1]
+        rounded = Counter(each.type for each in matrices if each.type not in EXACT)
+        if rounded:
+            names = ", ".join(f"{count} in {kind}" for kind, count in sorted(rounded.items()))
+            log.warning(
+                "%s: of %d matrices %s are rounded to 8 bits, with a scale for 32 columns, since "
+                "there is no product of their own", path.name, len(matrices), names,
+            )  # fmt: skip
 
     def __iter__(self) -> Iterator[tuple[str, FileWeight]]:
         return iter(self.weights.items())

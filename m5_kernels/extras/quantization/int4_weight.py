@@ -2,10 +2,11 @@
 
     weight = integer * scale + minimum              in a group of 32 columns of a row
 
-    Q4_1    scale and minimum as the file has them
-    Q4_0    minimum = -8 * scale
-    Q8_0    an 8-bit integer is 16 * high + low, two 4-bit ones. So the weight is twice as wide,
+    4 bits  scale and minimum as the file has them; in Q4_0, the minimum is -8 * scale
+    8 bits  an 8-bit integer is 16 * high + low, two 4-bit ones. So the weight is twice as wide,
             first all high ones, then all low ones, and the inputs are repeated to match
+
+`gguf_words` says which types of a file are which.
 
 torch has a product of bf16 with such integers, which unpacks them while it loads them into
 registers. It is a private function. If it is missing or does not fit, or if there are so many rows
@@ -19,8 +20,6 @@ import functools
 from dataclasses import dataclass, field
 
 import torch
-
-from milestone_llm.core.errors import InputError
 
 GROUP = 32
 """Columns that share a scale."""
@@ -40,6 +39,20 @@ class Int4Groups:
     nibbles: torch.Tensor
     scale: torch.Tensor
     minimum: torch.Tensor
+
+    @classmethod
+    def merged(cls, parts: list[Int4Groups]) -> Int4Groups:
+        """Return the groups of a weight whose rows are those of some weights with as many bits."""
+        if len(parts) == 1:
+            return parts[0]
+        each = ([part.nibbles for part in parts], [part.scale for part in parts],
+                [part.minimum for part in parts])  # fmt: skip
+        return cls(*(torch.cat(tensors, dim=-1) for tensors in each))
+
+    def widened(self) -> Int4Groups:
+        """Return the same numbers in eight bits, whose high halves are nothing."""
+        each = self.nibbles, self.scale, self.minimum
+        return Int4Groups(*(torch.cat((torch.zeros_like(own), own)) for own in each))
 
     def weights(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the numbers `[num_groups * GROUP, out_size]`.
@@ -91,15 +104,9 @@ class Int4Weight:
         if self.stored is not None:
             return self.stored
         of_parts, self.parts = [part.whole for part in self.parts], []
-        if len({len(part.nibbles) for part in of_parts}) > 1:
-            raise InputError(
-                'quantization="gguf" needs as many bits in query, key and value, and in gate '
-                "and up; this file has four for one of them and eight for another"
-            )
-        return Int4Groups(
-            torch.cat([part.nibbles for part in of_parts], dim=-1),
-            torch.cat([part.scale for part in of_parts], dim=-1),
-            torch.cat([part.minimum for part in of_parts], dim=-1),
+        most = max(len(part.nibbles) for part in of_parts)
+        return Int4Groups.merged(
+            [part if len(part.nibbles) == most else part.widened() for part in of_parts]
         )
 
     @functools.cached_property

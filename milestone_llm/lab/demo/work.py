@@ -67,7 +67,7 @@ class DemoRun:
 
     @property
     def prints_steps(self) -> bool:
-        """Whether the engine printed every step itself (`--trace console`, `LLM_TRACE=1`)."""
+        """Whether the engine printed every step (`--trace console`, `MILESTONE_LLM_TRACE=1`)."""
         sinks = self.engine.tracer.sinks
         return any(isinstance(getattr(sink, "console", None), Console) for sink in sinks)
 

@@ -99,7 +99,11 @@ class Sampling(Body):
     min_tokens: Whole | None = None
     stop: str | Annotated[list[str], Field(fail_fast=True)] | None = None
     stop_token_ids: TokenIds | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
+    allowed_token_ids: TokenIds | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     cache_salt: Name | None = Field(None, min_length=1)

@@ -147,6 +147,8 @@ class ResponseBodies:
                 is_news = any(map(any, parts)) or finish_reason or is_role
                 if is_news or (completion.logprobs and completion.num_tokens > shown.num_tokens):
                     choice = self._choice(index, parts, output, completion, is_event)
+                    if completion.stop_reason is not None:
+                        choice["stop_reason"] = completion.stop_reason
                     yield {**choice, "finish_reason": finish_reason}
                     shown.is_new, shown.is_ended = False, finish_reason is not None
                 shown.num_tokens = completion.num_tokens

@@ -21,9 +21,7 @@ MAX_NAMED = 1024
 _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "add_generation_prompt": (True,),
     "add_special_tokens": (False,),  # in chats: the template has them
-    "allowed_token_ids": ([],),
     "audio": (),
-    "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
     "chat_template_kwargs": ({},),  # without a chat template
@@ -39,7 +37,6 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
-    "include_stop_str_in_output": (False,),
     "json_schema": (),
     "length_penalty": (1,),
     "logits_processors": ([],),

@@ -19,14 +19,11 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from exercises.build.check import Course
 from milestone_llm import MILESTONES
 from milestone_llm.cli import Formatter, ended_in_one_line
 from milestone_llm.consoles import console
 from milestone_llm.core.errors import InputError
 from milestone_llm.lab.playground.service import Playground, presets
-
-from .files import COURSES, SCHEDULERS, Files
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[3]
@@ -47,8 +44,13 @@ def pack(folder: Path) -> None:
     """Write the folder anew.
 
     Raises:
-        InputError: the folder has other content, or see `fetched_runtime`.
+        InputError: the folder has other content, or this is no checkout, or see `fetched_runtime`.
     """
+    if not (ROOT / "exercises").is_dir():
+        raise InputError(
+            "the playground for a browser is packed in a checkout: an installed package has no "
+            "exercises/. `milestone-llm play` needs none"
+        )
     if folder.exists() and not (folder / "answers.json").exists():
         raise InputError(f"{folder} is there, and is no playground: choose another folder")
     kept = fetched_runtime()
@@ -111,6 +113,8 @@ def fetched_runtime() -> Path:
 
 def _recorded_answers() -> list[str]:
     """Return the playground's answer to each preset."""
+    from .files import Files
+
     answer = Files(str(ROOT)).answer
     answer("/files", "null")
     answer("/trace", json.dumps(presets()[0]))  # so that all modules that it needs are imported
@@ -119,6 +123,10 @@ def _recorded_answers() -> list[str]:
 
 def _write_engine(kept: Path, file: Path) -> None:
     """Pack the project's modules that answering has imported, with their sources."""
+    from exercises.build.check import Course
+
+    from .files import COURSES, SCHEDULERS
+
     packages = {"milestone_llm", "exercises", *MILESTONES}
     names = [name for name in sys.modules if name.partition(".")[0] in packages]
     files = [getattr(sys.modules[name], "__file__", None) for name in names]

@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 
 import m1_single
 import m5_kernels
-from gguf_helpers import SIZES, TYPES, write_gguf
+from gguf_helpers import SIZES, TYPES, quantized_bytes, write_gguf
 from m1_single import SamplingParams
 from m5_kernels import demo
 from m5_kernels.extras.quantization import int4_weight
 from m5_kernels.extras.quantization.gguf_file import FileWeight, GGUFFile, TensorLocation
+from m5_kernels.extras.quantization.gguf_words import EXACT, int4_groups
 from m5_kernels.extras.quantization.int4_weight import Int4Weight
 from milestone_llm.core.errors import InputError
 from milestone_llm.models.gguf_cache import INDEX, tensor_index
@@ -40,6 +41,7 @@ def saved(
     monkeypatch.setattr(
         "milestone_llm.models.checkpoint.converted_folder", lambda path, key: folder
     )
+    monkeypatch.setattr("milestone_llm.models.checkpoint.config_folder", lambda path, key: folder)
     return tmp_path / "tiny.gguf", model
 
 
@@ -117,18 +119,90 @@ def test_what_is_refused(tmp_path: Path) -> None:
         m5_kernels.LLMEngine("tiny-llama", quantization="gguf", device="cpu")
     with pytest.raises(InputError, match="tensor_parallel_size"):
         m5_kernels.EngineConfig(quantization="gguf", tensor_parallel_size=2)
-    model = build_tiny_model("llama", **SIZES)
-    with torch.no_grad():
-        write_gguf(tmp_path / "tiny.gguf", model, TYPES.Q5_0)
-    with pytest.raises(InputError, match="Q5_0"):
-        GGUFFile(tmp_path / "tiny.gguf", tensor_index(tmp_path / "tiny.gguf"))
+    with pytest.raises(InputError, match="no whole groups of 32"):
+        int4_groups(torch.zeros(2, 48, dtype=torch.uint8), "F16", 24)
 
 
-@pytest.mark.parametrize("other", ["attn_k", "ffn_up"])
-def test_four_and_eight_bits_in_one_product_are_refused(
-    other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+WIDE = {**SIZES, "hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+KINDS = [
+    "Q4_0",
+    "Q4_1",
+    "Q4_K",
+    "Q5_0",
+    "Q5_1",
+    "Q5_K",
+    "Q8_0",
+    "Q6_K",
+    "F16",
+    "BF16",
+    "F32",
+    "Q2_K",
+    "Q3_K",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_words_of_each_type_are_its_numbers_or_the_nearest(name: str) -> None:
+    kind = TYPES[name]
+    data = quantized_bytes(torch.randn(48, 512).numpy(), kind)
+    wanted = torch.from_numpy(gguf.dequantize(data, kind).astype("float32"))
+    rows = torch.from_numpy(data).contiguous().view(torch.uint8)
+    groups = int4_groups(rows, name, 512)
+    numbers = groups.weights(torch.float32).unflatten(0, (-1, 512)).sum(0).T
+    most = 1e-6 if name in EXACT else 6e-3
+    assert (numbers - wanted).norm() / wanted.norm() < most
+    hidden = torch.randn(7, 512).bfloat16()
+    product = Int4Weight(48, 512, groups).product(hidden)
+    exact = hidden.double() @ wanted.double().T
+    assert (product - exact).norm() / exact.norm() < 1e-2
+
+
+def all_logprobs(engine: Any) -> torch.Tensor:
+    """What an engine computes of all tokens of a prompt."""
+    prompt = [list(range(3, 40))]
+    params = SamplingParams(prompt_logprobs=-1, max_tokens=1)
+    found = engine.generate(prompt, params)[0].prompt_logprobs
+    return torch.tensor([[row[token].logprob for token in range(256)] for row in found[1:]])
+
+
+@pytest.mark.parametrize(
+    ("kinds", "most"),
+    [
+        ({"attn_k": "Q4_1", "ffn_up": "Q4_0"}, 1e-4),  # four bits and eight in one product
+        ({"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q5_K", "ffn_down": "Q5_0"}, 1e-4),
+        (  # as in a file of Q4_K_M
+            dict.fromkeys(["attn_q", "attn_k", "attn_output", "ffn_gate", "ffn_up"], "Q4_K")
+            | dict.fromkeys(["attn_v", "ffn_down", "head"], "Q6_K"),
+            0.03,
+        ),
+        (dict.fromkeys(["attn_q", "attn_k", "attn_v", "ffn_up"], "BF16"), 0.03),
+    ],
+)
+def test_mixed_and_split_files_give_the_logits_of_their_numbers(
+    kinds: dict[str, str],
+    most: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    write_gguf(tmp_path / "tiny.gguf", build_tiny_model("llama", **SIZES), {other: TYPES.Q4_1})
-    with pytest.raises(InputError, match="as many bits"):
-        m5_kernels.LLMEngine(str(tmp_path / "tiny.gguf"), quantization="gguf", device="cpu")
+    model = build_tiny_model("llama", **WIDE)
+    types = {name: TYPES[kind] for name, kind in kinds.items()}
+    head = types.get("head", TYPES.Q8_0)
+    write_gguf(tmp_path / "tiny.gguf", model, types, head=head, max_tensors=9)
+    first, *others = sorted(tmp_path.glob("*.gguf"))
+    assert len(others) == 2
+    options: dict[str, Any] = {"quantization": "gguf", "dtype": "float32", "device": "cpu"}
+    engine = m5_kernels.LLMEngine(str(others[0]), **options)
+    assert not list(tmp_path.rglob("*.safetensors"))  # weights are in the GGUF file alone
+    wanted = all_logprobs(m1_single.LLMEngine(model, device="cpu"))
+    error = (all_logprobs(engine) - wanted).norm() / wanted.norm()
+    assert error < most
+    is_rounded = any(kind not in EXACT for kind in kinds.values())
+    assert ("are rounded to 8 bits" in caplog.text) == is_rounded
+    others[1].unlink()
+    with pytest.raises(InputError, match=f"{others[1].name} is missing"):
+        m5_kernels.LLMEngine(str(first), **options)

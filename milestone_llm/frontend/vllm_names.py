@@ -1,0 +1,104 @@
+"""Names that programs written for vLLM use and no engine here has, each with what to use instead.
+
+An argument whose value asks for nothing (`enable_lora=False`) is dropped. Any other value is
+refused: a program that runs without what it asked for would be worse than an error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+ENGINE_INSTEAD = {
+    "trust_remote_code": "code from a model's repository is never run",
+    "enable_lora": "there are no adapters: merge the adapter into the model "
+    "(peft's merge_and_unload) and give the folder",
+    "lora_modules": "there are no adapters: merge the adapter into the model",
+    "tensor_parallel_size": "m5_kernels cuts layers over several GPUs; m1 to m4 compute on one",
+    "pipeline_parallel_size": "layers are cut over GPUs with tensor_parallel_size of m5_kernels",
+    "data_parallel_size": "`python -m m5_kernels.serve --replicas N` starts several engines",
+    "distributed_executor_backend": "start the program with torchrun (m5_kernels)",
+    "enforce_eager": "only m5_kernels captures CUDA graphs",
+    "quantization": 'm5_kernels has quantization="int8" and "gguf"',
+    "kv_cache_dtype": "KV has the model's dtype: `dtype`",
+    "speculative_config": 'speculation="ngram" and num_speculative_tokens=, from '
+    "m4_prefix_chunked on",
+    "num_speculative_tokens": "guesses are made from m4_prefix_chunked on",
+    "enable_prefix_caching": "prefixes are cached from m4_prefix_chunked on",
+    "enable_chunked_prefill": "prompts are computed in chunks from m4_prefix_chunked on",
+    "gpu_memory_utilization": "KV memory is fitted to the GPU from m3_paged on",
+    "block_size": "KV has blocks from m3_paged on",
+    "swap_space": "swap_space_tokens, in tokens, from m3_paged on",
+    "cpu_offload_gb": 'weights are not moved; quantization="int8" of m5_kernels halves them',
+    "tokenizer_mode": "give a tokenizer, or its folder, as tokenizer=",
+    "skip_tokenizer_init": "a model without tokenizer is served by token ids",
+    "served_model_name": "an option of the server: --served-model-name",
+    "chat_template": "the tokenizer's own is used: engine.tokenizer.chat_template",
+    "download_dir": "the variable HF_HOME says where downloads are kept",
+    "load_format": "safetensors, or a .gguf file as the model",
+    "hf_overrides": "change config.json, or give a ready model",
+    "hf_token": "the variable HF_TOKEN, or `hf auth login`",
+    "max_seq_len_to_capture": "m5_kernels captures a decode step of every length",
+    "compilation_config": "m5_kernels compiles its kernels when it is built",
+    "disable_log_stats": "engine.stats() is asked; nothing is logged",
+    "scheduling_policy": "policy, from m2_batching on",
+    "max_logprobs": "all log-probabilities may be asked for",
+    "task": "models generate text; there is no other task",
+    "runner": "models generate text; `runner` takes the place of the engine's own ModelRunner",
+    "limit_mm_per_prompt": "models take text alone",
+    "mm_processor_kwargs": "models take text alone",
+    "reasoning_parser": "the text comes as the model writes it",
+    "structured_outputs_config": "llguidance is the only backend",
+    "guided_decoding_backend": "llguidance is the only backend",
+    "async_scheduling": "m5_kernels runs ahead; m1 to m4 settle each step",
+}
+"""Arguments of vLLM's `LLM`. Those that a later milestone has are refused in the earlier ones."""
+
+ENGINE_ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
+    "trust_remote_code": (False,),
+    "enable_lora": (False,),
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "enforce_eager": (True, False),  # m1 to m4 are eager; nothing is captured either way
+    "kv_cache_dtype": ("auto",),
+    "enable_prefix_caching": (False,),
+    "enable_chunked_prefill": (False,),
+    "swap_space": (0,),
+    "cpu_offload_gb": (0,),
+    "tokenizer_mode": ("auto",),
+    "skip_tokenizer_init": (False,),
+    "load_format": ("auto", "safetensors"),
+    "disable_log_stats": (True, False),
+    "async_scheduling": (False,),
+    "task": ("auto", "generate"),
+}
+"""Values, besides None, with which arguments of vLLM's `LLM` change nothing."""
+
+METHODS_INSTEAD = {
+    "get_tokenizer": "engine.tokenizer",
+    "get_default_sampling_params": "SamplingParams(...)",
+    "beam_search": "n completions with temperature above 0",
+    "encode": "models generate text; there are no embeddings",
+    "embed": "models generate text; there are no embeddings",
+    "classify": "models generate text; there are no classes",
+    "score": "prompt_logprobs of SamplingParams",
+    "reward": "models generate text; there are no rewards",
+    "sleep": "drop the engine: its memory is freed",
+    "wake_up": "build the engine again",
+    "shutdown": "drop the engine: its memory is freed",
+    "abort_request": "engine.abort(request_id)",
+    "get_metrics": "engine.stats()",
+    "start_profile": "trace= and torch.profiler",
+    "stop_profile": "trace= and torch.profiler",
+    "collective_rpc": "engine.runner",
+    "apply_model": "engine.model",
+    "llm_engine": "LLM is LLMEngine: the engine itself",
+    "from_engine_args": "LLMEngine(model, **fields)",
+}
+"""Names of vLLM's `LLM` and `LLMEngine` that the engine lacks, with what to use."""
+
+
+def asks_for_nothing(name: str, value: Any) -> bool:
+    """Return whether an argument of vLLM's `LLM` has a value with which it changes nothing."""
+    empty = ENGINE_ASKS_FOR_NOTHING.get(name, ())
+    return name in ENGINE_INSTEAD and (value is None or value in empty)
