@@ -22,6 +22,7 @@ import torch
 from transformers import PreTrainedModel
 
 from milestone_llm.core.errors import InputError
+from milestone_llm.frontend.step_log import BeginFigures
 
 from .config import EngineConfig
 from .decoder.attention import AttentionShape
@@ -48,6 +49,8 @@ class Backend:
     decoder: type[Decoder] = FusedDecoder
     weights: Iterable[tuple[str, Any]] | None = None
     """Loaded instead of the model's own weights, in the form that `FusedDecoder.load` takes."""
+    begin_figures: BeginFigures | None = None
+    """Reads figures of a step of the fused decoder, for its record."""
     scheduler_parts: Mapping[str, Any] | None = None
     """Arguments of M4's scheduler, in addition to those that it has in M4."""
 
@@ -171,6 +174,7 @@ def _experts(
     chosen: Backend, config: EngineConfig, model: PreTrainedModel, device: torch.device
 ) -> Backend:
     from .extras.experts.config import experts_config
+    from .extras.experts.expert_load import RoutedExperts
     from .extras.experts.moe_mlp import CreateMLP
 
     if config.quantization is not None:
@@ -181,12 +185,20 @@ def _experts(
             f"tensor_parallel_size={config.tensor_parallel_size}: the experts of "
             f"{model.config.model_type} are not cut"
         )
-    create = CreateMLP(experts_config(model.config))
+    experts = experts_config(model.config)
+    guessed = config.num_rows_that_guess * (1 + config.num_speculative_tokens)
+    max_tokens = max(config.max_num_batched_tokens, config.max_num_seqs, guessed)
+    routing = experts.routing
+    routed = RoutedExperts(
+        experts.sparse_layers, max_tokens, routing.num_experts, routing.top_k, device
+    )
+    create = CreateMLP(experts, routed=routed)
     if runs_no_kernels(device):
         from .extras.experts.cpu_experts import cpu_experts
 
         create = replace(create, compute=cpu_experts)
-    return replace(chosen, ops=replace(chosen.ops, mlp=create))
+    ops = replace(chosen.ops, mlp=create)
+    return replace(chosen, ops=ops, begin_figures=routed.begin)
 
 
 def _int8(chosen: Backend, model: PreTrainedModel, device: torch.device, group: Group) -> Backend:

@@ -53,7 +53,7 @@ class DeviceStep:
             self.max_tokens, state.num_seqs, state.max_blocks, device
         )
         self.attention = decoder.ops.attention(
-            decoder.attention_shape, state.num_seqs, cache.shape.dtype, device
+            decoder.attention_shape, state.num_seqs, cache.keys[0].dtype, device
         )
 
     def compile_only(self) -> DeviceStep:

@@ -40,6 +40,7 @@ from milestone_llm.trace.tracer import Tracer
 
 from .backends import Backend, choose_backend, is_pipelined, join_group
 from .config import EngineConfig
+from .decoder.decoder import FusedDecoder
 from .decoder.load import load_decoder
 from .device_state import check_rows
 from .pipeline import Pipeline
@@ -151,6 +152,8 @@ class LLMEngine(BaseEngine):
             aging_seconds=config.aging_seconds,
             block_size=config.block_size,
         )
+        if isinstance(decoder, FusedDecoder):
+            self.step_log.begin_figures = backend.begin_figures
         self.decoder, self.decoder_name, self._own_runner = decoder, decoder.name, own_runner
         group.register(self)
 

@@ -139,6 +139,21 @@ def fetch(
     return read
 
 
+def on_its_way(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Start copying a tensor to the host, and return a function that waits for the copy."""
+    if not tensor.is_cuda:
+        return lambda: tensor
+    with torch.cuda.device_of(tensor):
+        on_host, done = _to_host(tensor), torch.cuda.Event()
+        done.record()
+
+    def read() -> torch.Tensor:
+        done.synchronize()
+        return on_host
+
+    return read
+
+
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy in host memory, which is still under way if the tensor is on a GPU."""
     if not tensor.is_cuda:

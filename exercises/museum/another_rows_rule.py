@@ -47,6 +47,10 @@ class Choices:
         """Return the grammar of a request."""
         return params.structured_outputs and Choice(params.structured_outputs)
 
+    def spellings_of(self, params: SamplingParams) -> list[tuple[int, ...]]:
+        """Return none: no request here has words that it must not say."""
+        return []
+
 
 original = TokenBitmask.send
 

@@ -1,8 +1,9 @@
 """The time of a run if reading memory and multiplying matrices were all there is to do.
 
-A decode step reads every weight once, for any batch size, and the KV of every row. Compared with
-that, computing takes almost no time. With a prompt it is the other way round. Both times are lower
-bounds: writes, norms, sampling and the gaps between kernels are left out.
+A decode step reads every weight once, for any batch size, and the KV of every row. Of experts it
+reads those that its rows meet, which are counted as if each row chose at random. Compared with
+reading, computing takes almost no time. With a prompt it is the other way round. Both times are
+lower bounds: writes, norms, sampling and the gaps between kernels are left out.
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ def seconds_at_best(
 
     bits: of a weight; 0: the model's.
     """
+    config, kv = model.config.get_text_config(), KVShape.of(model)
     tied_once = {p.data_ptr(): p.numel() for p in model.parameters()}
     num_weights = sum(tied_once.values())
-    config, kv = model.config.get_text_config(), KVShape.of(model)
+    of_experts = [p for name, p in model.named_parameters() if ".experts." in name]
+    num_of_experts = sum(p.numel() for p in of_experts)  # `[num_experts, out_size, in_size]`
+    share = config.num_experts_per_tok / len(of_experts[0]) if of_experts else 0.0
+    num_rows = sum(item.params.max_tokens for item in items) / num_steps
+    num_read = num_weights - num_of_experts * (1 - share) ** num_rows
+    num_computed = num_weights - num_of_experts * (1 - share)
     embedding = config.vocab_size * config.hidden_size
     if not config.tie_word_embeddings:  # a few rows are looked up, and it is not read as a whole
-        num_weights -= embedding
+        num_read -= embedding
+        num_computed -= embedding
     prompts = [len(item.prompt) for item in items]
     # Each output token reads all tokens before it, except the first, which the prompt's row gives.
     later = [item.params.max_tokens - 1 for item in items]
@@ -39,8 +47,8 @@ def seconds_at_best(
     heads = config.num_attention_heads * kv.head_dim
     scores = sum(2 * n * n for n in prompts) * heads * config.num_hidden_layers  # causal: half
     # The LM head is computed for a prompt's last token only, so it is left out here.
-    products = 2 * (num_weights - embedding) * sum(prompts)
-    weight_bytes = num_weights * (bits / 8 or model.dtype.itemsize) * num_steps
+    products = 2 * (num_computed - embedding) * sum(prompts)
+    weight_bytes = num_read * (bits / 8 or model.dtype.itemsize) * num_steps
     return {
         "weights": weight_bytes / ceilings.read_gbps / 1e9,
         "kv": contexts * kv.bytes_per_token / ceilings.read_gbps / 1e9,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,10 @@ from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.core.scheduler import BaseScheduler
+
+ReadFigures = Callable[[], dict[str, object]]
+BeginFigures = Callable[[StepPlan], ReadFigures]
+"""Begins to read figures of a step that was just launched, without waiting for it."""
 
 
 @dataclass(eq=False)
@@ -31,6 +35,9 @@ class LoggedStep:
     sampled: dict[str, list[SampledToken]] = field(default_factory=dict)
     number: int = -1
     milestone: str = ""
+    read_figures: ReadFigures = dict
+    """Waits for further figures of the step, and returns them by the name of the record's field."""
+    figures: dict[str, object] = field(default_factory=dict)
     finished: list[tuple[str, str]] = field(default_factory=list)
     """(request id, reason) of requests that ended since the step before, aborted ones included."""
 
@@ -83,6 +90,8 @@ class StepLog(StepListener):
         self.scheduler = scheduler
         self.watchers: list[StepWatcher] = [] if tracer is None else [tracer]
         self.check_invariants = check_invariants
+        self.begin_figures: BeginFigures | None = None
+        """Called for steps that are recorded; None: their records have no further figures."""
         self.counts = {
             "steps": 0,
             "rows": 0,
@@ -162,11 +171,14 @@ class StepLog(StepListener):
         if self.watchers:  # block tables as they are now
             for row in step.plan.rows:
                 row.blocks = list(row.blocks)
+            if self.begin_figures is not None:
+                self._newest.read_figures = self.begin_figures(step.plan)
         self._open.append(self._newest)
 
     def computed(self, step: StepInFlight, sampled: dict[str, list[SampledToken]]) -> None:
         """Note that the tokens of the oldest step in flight are there."""
         self._open[0].sampled = sampled
+        self._open[0].figures = self._open[0].read_figures()
         self._open[0].times.append(time.perf_counter())
 
     def settled(self, step: StepInFlight) -> None:

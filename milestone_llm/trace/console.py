@@ -212,6 +212,9 @@ class ConsoleSink:
         for name, reason in record.waiting_reasons.items():
             yield "waits", self._names([name], tail=f": {safe(reason)}")
         yield from zip(("kv", ""), kv_text(record.kv, space), strict=False)
+        if load := record.expert_load:
+            text = f"{load['num_met']:.1f} of {load['num_experts']} met in a layer, on average; "
+            yield "experts", f"{text}the largest share is {load['largest_share']:.1%}"
         if self.show_times:
             times = (
                 f"schedule {record.schedule_ms:.1f} ms, execute {record.execute_ms:.1f} ms, "

@@ -87,6 +87,19 @@ class Prompt(TypedDict):
     beginning."""
 
 
+class ExpertLoad(TypedDict):
+    """Which experts the tokens of a step met, in a model of experts that m5_kernels computes."""
+
+    num_experts: NonNegativeInt
+    """Of a layer."""
+    num_met: NonNegativeFloat
+    """Experts of a layer that at least one token met: the mean over the layers that have experts.
+    The weights of so many are read."""
+    largest_share: NonNegativeFloat
+    """Share of the most popular expert, of all pairs of a token and an expert in its layer; the
+    largest over all layers."""
+
+
 class Change(TypedDict):
     """A request that was preempted or finished, and the reason."""
 
@@ -133,6 +146,8 @@ class StepRecord:
     """Facts about the requests in `arrived`."""
     device: DeviceTimes | None = None
     """Set for a step that was profiled."""
+    expert_load: ExpertLoad | None = None
+    """Set for a model of experts, by m5_kernels' fused decoder."""
 
     @classmethod
     def of(
@@ -150,6 +165,7 @@ class StepRecord:
         )
         num_decode_tokens = sum(row.num_new_tokens for row in plan.rows if row.phase == "decode")
         queued = list(scheduler.waiting)
+        figures: dict[str, Any] = step.figures
         return cls(
             step=step.number,
             milestone=step.milestone,
@@ -176,6 +192,7 @@ class StepRecord:
             events=step.events,
             policy=scheduler.waiting.policy,
             prompts=_prompts(step, scheduler),
+            **figures,
         )
 
     @classmethod
@@ -215,8 +232,9 @@ class StepRecord:
             {name: value for name, value in vars(event).items() if name != "held" or value}
             for event in self.events
         ]
-        if self.device is None:
-            del data["device"]
+        for name in ("device", "expert_load"):
+            if data[name] is None:
+                del data[name]
         return data
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from helpers.engines import tiny_model
+from m5_kernels.extras.experts.sorting import most_tiles
 from m5_kernels.step_graphs import Buckets, StepShape
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.lab.bench.workloads import WorkItem, exactly, serve
@@ -139,6 +140,7 @@ ANSWERS: dict[str, Callable[[], list[int]]] = {
         graph_for(17) - 17,
         (1 * 4 + 3 * 8) // (1 + 3),
     ],
+    "m5_experts": lambda: [round(128 * (1 - (15 / 16) ** 32)), most_tiles(64, 128, 16), 64 // 8],
     "serving": lambda: [len("ab#".removesuffix("#")), (1900 - 1000) // (10 - 1), (8 - 2) // 2],
     "scale": lambda: [
         int(limit((160, 80, 0), 80)),

@@ -69,6 +69,8 @@ def test_a_step_says_who_computed_what_and_what_happened() -> None:
         "40 of 64 blocks used, 24 free (10 cached)", "640 reserved (6.6% empty)", "execute 8.0 ms",
     ):  # fmt: skip
         assert told in "\n".join(lines)
+    record.expert_load = {"num_experts": 128, "num_met": 49.04, "largest_share": 0.0469}
+    assert "experts 49.0 of 128 met" in " ".join(printed(record).split())
     text = printed(record, 100, decode=lambda token_ids: f" é\n{token_ids[0]}")
     assert "917  ' é\\n917'" in text
 

@@ -41,7 +41,8 @@ LINE = """{
     "events": [{"type": "alloc", "request_id": "r1", "blocks": [9]},
                {"type": "evict", "request_id": null, "blocks": [4]},
                {"type": "free", "request_id": "r1", "blocks": [5, 6], "held": [5]}],
-    "policy": "fcfs", "prompts": {"r1": {"priority": 0.0, "num_tokens": 4, "hashes": []}}
+    "policy": "fcfs", "prompts": {"r1": {"priority": 0.0, "num_tokens": 4, "hashes": []}},
+    "expert_load": {"num_experts": 128, "num_met": 49.0, "largest_share": 0.0469}
 }"""
 """All that a line may have, in its order: readers of traces rely on it."""
 

@@ -109,6 +109,24 @@ def test_limit_counts_weights_a_step_and_kv_a_token() -> None:
     assert "reached 50% of that" in limit_text(best, ceilings, 2 * sum(best.values()), 3)
 
 
+def test_limit_counts_the_experts_that_are_met() -> None:
+    """A row of one step meets 2 of 8 experts; two rows meet 8 * (1 - (6/8)^2) = 3.5."""
+    model = build_tiny_model("qwen3-moe")
+    num_weights = sum({p.data_ptr(): p.numel() for p in model.parameters()}.values())
+    experts = sum(p.numel() for name, p in model.named_parameters() if ".experts." in name)
+    vocab = model.get_input_embeddings().weight.numel()
+    rest = num_weights - experts - (0 if model.config.tie_word_embeddings else vocab)
+    ceilings = Ceilings(read_gbps=1e-9, copy_gbps=1, matmul_tflops=1e-12)
+    item = WorkItem([1] * 10, SamplingParams(max_tokens=3))
+    for num_rows, num_met in ((1, 2), (2, 3.5)):
+        best = seconds_at_best(model, [item] * num_rows, num_steps=3, ceilings=ceilings)
+        assert best["weights"] == pytest.approx(3 * 4 * (rest + experts * num_met / 8))
+    alone = seconds_at_best(model, [item], num_steps=3, ceilings=ceilings)
+    heads = model.config.num_attention_heads * model.config.head_dim
+    scores = 2 * 100 * heads * model.config.num_hidden_layers
+    assert alone["prefill"] == pytest.approx(2 * 10 * (rest + experts / 4 - vocab) + scores)
+
+
 def test_an_unknown_part_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SMALL, "--without", "magic"]) == 2
     assert "--without magic: there is graphs" in " ".join(capsys.readouterr().err.split())

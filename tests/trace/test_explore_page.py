@@ -32,6 +32,7 @@ from milestone_llm.lab.explorer.page import (
 )
 from milestone_llm.lab.explorer.positions import useful_share
 from milestone_llm.lab.plots.block_history import kv_during_steps
+from milestone_llm.models.tiny_models import build_tiny_model
 from milestone_llm.trace.jsonl import read_run
 from milestone_llm.trace.records import StepRecord
 
@@ -283,6 +284,19 @@ def test_a_step_budget_is_learnt_from_a_reason_to_wait(browser, tmp_path):
     page = write_page([Run("no budget", engine.tracer.records)], tmp_path / "run.html")
     opened = Opened(browser, page.as_uri())
     assert opened("() => views[0].run.meta.budget") == 24
+
+
+def test_a_step_of_experts_says_how_many_were_met(browser, tmp_path):
+    engine = make_engine(m5_kernels, build_tiny_model("qwen3-moe"), trace="memory")
+    engine.generate([[5, 6, 7]], greedy(2))
+    records = engine.tracer.records
+    opened = Opened(browser, write_page([Run("experts", records)], tmp_path / "run.html").as_uri())
+    for at, record in enumerate(records):
+        opened(f"() => moveTo({at})")
+        assert f"{record.expert_load['num_met']:.1f} of 8 experts met" in opened.page.inner_text(
+            "body"
+        )
+    assert opened.errors == []
 
 
 # --- the device's own times ----------------------------------------------------------------------

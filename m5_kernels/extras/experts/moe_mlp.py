@@ -1,8 +1,8 @@
 """A layer's MLP of many experts, of which a token meets a few (vLLM: `FusedMoE`).
 
-one token    router -> gate and up, down                                        3 launches
+one token    route_one -> gate and up -> down -> combine                        4 launches
 more         router -> route -> sort -> gate and up -> down -> combine          6 launches
-on a CPU     the twins, expert after expert
+on a CPU     torch, see `cpu_experts`
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from m5_kernels.decoder.weights import StoredWeight
 from m5_kernels.kernels.launch import Launch
 
 from .config import ExpertsConfig
+from .expert_load import RoutedExperts
 from .grouped import combine, experts_torch, grouped_down, grouped_gate_up
-from .routing import route, route_one, route_torch
+from .routing import route, route_one
 from .sorting import SortedPairs, sort_by_expert
 from .tiles import H200_GROUPED, grouped_tiles
 
@@ -33,6 +34,8 @@ class CreateMLP:
     experts: ExpertsConfig
     compute: Callable[..., torch.Tensor] = experts_torch
     """Computes the experts where no kernels run."""
+    routed: RoutedExperts | None = None
+    """Keeps the experts of a step's tokens; None: they are not kept."""
 
     def __call__(
         self,
@@ -46,7 +49,8 @@ class CreateMLP:
         if index not in self.experts.sparse_layers:
             return DenseMLP.create(index, config, linear, dtype, device)
         created = MoEMLP.create(index, self.experts, config, linear, dtype, device)
-        return replace(created, compute=self.compute)
+        topk_ids = None if self.routed is None else self.routed.topk_ids[index]
+        return replace(created, compute=self.compute, topk_ids=topk_ids)
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class MoEMLP:
     arrivals: torch.Tensor
     """int32 `[1]`, as `route_one` takes it."""
     compute: Callable[..., torch.Tensor] = experts_torch
+    topk_ids: torch.Tensor | None = None
+    """int32 `[max_tokens, top_k]`, filled with the experts of a step's tokens (`expert_load`)."""
 
     @classmethod
     def create(
@@ -104,24 +110,33 @@ class MoEMLP:
         """Return what the layer adds to the residual stream, `[num_tokens, hidden_size]`."""
         routing, bias = self.config.routing, self.bias
         shared = self._shared(hidden, linear, launch)
+        topk_ids = self._room_for_ids(hidden)
         if not launch.runs_triton(hidden):
-            chosen = route_torch(self._router_logits(hidden, linear, launch), routing, bias)
+            logits = self._router_logits(hidden, linear, launch)
+            chosen = route(logits, routing, bias, topk_ids, launch)
             return self.compute(hidden, self.gate_up, self.down, *chosen, shared)
         num_pairs = len(hidden) * routing.top_k
         tiles = grouped_tiles(num_pairs, routing.num_experts, hidden.dtype, hidden.device)
         rows = tiles.gate_up.rows
         if len(hidden) == 1:
             topk_ids, first_rows, topk_weights = route_one(
-                hidden, self.router, routing, bias, self.arrivals, rows, launch
+                hidden, self.router, routing, bias, self.arrivals, rows, topk_ids[0], launch
             )
             pairs = SortedPairs(first_rows, topk_ids)
         else:
             logits = self._router_logits(hidden, linear, launch)
-            topk_ids, topk_weights = route(logits, routing, bias, launch)
+            _, topk_weights = route(logits, routing, bias, topk_ids, launch)
             pairs = sort_by_expert(topk_ids, routing.num_experts, rows, launch)
         neurons = grouped_gate_up(hidden, self.gate_up, pairs, routing.top_k, tiles.gate_up, launch)
         outputs = grouped_down(neurons, self.down, pairs, topk_weights, tiles.down, launch)
         return combine(outputs, routing.top_k, shared, launch)
+
+    def _room_for_ids(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return where the experts of these tokens go, int32 `[num_tokens, top_k]`."""
+        num_tokens = len(hidden)
+        if self.topk_ids is None or num_tokens > len(self.topk_ids):  # larger than any step
+            return hidden.new_empty(num_tokens, self.config.routing.top_k, dtype=torch.int32)
+        return self.topk_ids[:num_tokens]
 
     def _router_logits(
         self, hidden: torch.Tensor, linear: LinearMethod, launch: Launch

@@ -67,6 +67,7 @@ def route(
     logits: torch.Tensor,
     routing: Routing,
     bias: torch.Tensor | None = None,
+    topk_ids: torch.Tensor | None = None,
     launch: Launch = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts of each token, int32, and their weights, fp32: both `[num_tokens, top_k]`.
@@ -77,11 +78,14 @@ def route(
     Args:
         logits: `[num_tokens, num_experts]`, rows contiguous.
         bias: fp32 `[num_experts]`, added to the scores for the choice, but not to the weights.
+        topk_ids: where the experts are written; None: into new memory.
     """
-    if not launch.runs_triton(logits):
-        return route_torch(logits, routing, bias)
     num_tokens = len(logits)
-    topk_ids = logits.new_empty(num_tokens, routing.top_k, dtype=torch.int32)
+    if topk_ids is None:
+        topk_ids = logits.new_empty(num_tokens, routing.top_k, dtype=torch.int32)
+    if not launch.runs_triton(logits):
+        ids, weights = route_torch(logits, routing, bias)
+        return topk_ids.copy_(ids), weights
     topk_weights = logits.new_empty(num_tokens, routing.top_k, dtype=torch.float32)
     if num_tokens:
         launch.kernel(_route_kernel, (num_tokens,))(
@@ -125,6 +129,7 @@ def route_one(
     bias: torch.Tensor | None,
     arrivals: torch.Tensor,
     rows: int,
+    topk_ids: torch.Tensor | None = None,
     launch: Launch = PLAIN,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Route a single token. Runs as a kernel alone: for more tokens there are three.
@@ -133,13 +138,15 @@ def route_one(
         hidden: `[1, in_size]`; router: `[num_experts, in_size]`, contiguous.
         arrivals: int32 `[1]`, zero before and after.
         rows: of a tile.
+        topk_ids: where the experts are written; None: into new memory.
 
     Returns:
         The experts that were chosen, int32 `[top_k]`, each a tile (`SortedPairs.tile_experts`); the
         rows of the tiles, of which only the first is used (`sorted_pairs`); weights `[1, top_k]`.
     """
     top_k = routing.top_k
-    topk_ids = hidden.new_empty(top_k, dtype=torch.int32)
+    if topk_ids is None:
+        topk_ids = hidden.new_empty(top_k, dtype=torch.int32)
     sorted_pairs = hidden.new_empty(top_k * rows, dtype=torch.int32)
     topk_weights = hidden.new_empty(1, top_k, dtype=torch.float32)
     logits = router.new_empty(routing.num_experts)

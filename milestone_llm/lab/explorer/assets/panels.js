@@ -108,7 +108,14 @@ function budgetBar(run, record) {
     meter(`${used} tokens ${of}`, run.budget, parts),
     el("p.legend", counts.map(([kind, count]) => named(count, kind)),
       el("span", run.meta.budget ? `${left} left` : `${left} less than the largest step`), el("span", of)),
+    record.expert_load ? expertLoad(record.expert_load) : "",
   ];
+}
+
+// The mean over the layers, and the most popular expert of any.
+function expertLoad({ num_experts, num_met, largest_share }) {
+  return el("p.legend", named(num_met.toFixed(1), `of ${num_experts} experts met in a layer, on average`),
+    named(`${(100 * largest_share).toFixed(1)} %`, "is the largest share of one expert"));
 }
 
 function queues(run, record, at) {

@@ -20,10 +20,12 @@ from m5_kernels.extras.experts.config import FAMILIES, experts_config
 from m5_kernels.extras.experts.cpu_experts import cpu_experts
 from m5_kernels.extras.experts.grouped import experts_torch
 from m5_kernels.extras.experts.moe_mlp import MoEMLP
+from m5_kernels.extras.experts.routing import route_torch
 from m5_kernels.kernels.launch import PLAIN
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import TINY_FAMILIES, build_tiny_model
+from milestone_llm.trace.tracer import Tracer
 
 FIELDS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24},
@@ -132,6 +134,68 @@ def test_an_engine_gives_the_tokens_of_hugging_faces_modules(family: str) -> Non
         for _ in range(2):  # the second time from the prefix cache
             found = engine.generate(prompts, params)
             assert [[each.token_ids for each in out.outputs] for out in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "speculation"),
+    [("qwen3_moe", None), ("qwen3_moe", "ngram"), ("ernie4_5_moe", None)],  # the last: layers 1, 2
+)
+def test_a_trace_tells_which_experts_a_step_met(
+    family: str, speculation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met: list[torch.Tensor] = []
+
+    plain = MoEMLP.__call__
+
+    def watched(mlp: MoEMLP, hidden: torch.Tensor, *rest: Any) -> torch.Tensor:
+        logits = hidden.float() @ mlp.router.float().T
+        met.append(route_torch(logits, mlp.config.routing, mlp.bias)[0])
+        return plain(mlp, hidden, *rest)
+
+    monkeypatch.setattr(MoEMLP, "__call__", watched)
+    engine = make_engine(
+        m5_kernels, small_model(family), device="cpu", max_num_batched_tokens=20, block_size=4,
+        max_model_len=64, speculation=speculation, trace="memory",
+    )  # fmt: skip
+    met.clear()
+    params = [SamplingParams(max_tokens=n, temperature=0) for n in (15, 12, 12, 12)]
+    engine.generate([[5, 6] * 4, *random_prompts([17, 40, 9])], params)
+    num_layers = len(experts_config(engine.model.config).sparse_layers)
+    steps = [met[first : first + num_layers] for first in range(0, len(met), num_layers)]
+    guessed = 0
+    for record, layers in zip(engine.tracer.records, steps, strict=True):
+        guessed += sum(row.num_draft_tokens for row in record.batch)
+        load, num_met = record.expert_load, [len(ids.unique()) for ids in layers]
+        assert load["num_experts"] == 8
+        assert load["num_met"] == pytest.approx(sum(num_met) / num_layers, abs=0.01)
+        largest = max(int(ids.flatten().bincount().max()) for ids in layers)
+        assert load["largest_share"] == pytest.approx(largest / layers[0].numel(), abs=1e-4)
+    assert bool(guessed) == bool(speculation)
+
+
+def test_only_recorded_steps_are_counted() -> None:
+    engine = make_engine(m5_kernels, small_model("qwen3_moe"), device="cpu")
+    counted: list[Any] = []
+    engine.step_log.begin_figures = counted.append
+    engine.generate([[5, 6, 7]], SamplingParams(max_tokens=3, temperature=0))
+    assert counted == []
+
+
+@pytest.mark.gpu
+def test_graphs_leave_the_experts_that_were_met() -> None:
+    """With rows that fill no bucket, and a watcher that comes after the graphs."""
+    loads = []
+    for enforce_eager in (True, False):
+        model, fields = small_model("qwen3_moe").cuda(), {"enforce_eager": enforce_eager}
+        engine = make_engine(m5_kernels, model, max_num_batched_tokens=80, **fields)
+        engine.warm_up()
+        tracer = Tracer()
+        engine.step_log.watch(tracer)
+        params = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+        engine.generate(random_prompts([50, 17, 40, 60]), params)
+        loads.append({record.step: record.expert_load for record in tracer.records})
+    assert all(loads[0].values())
+    assert loads[0] == loads[1]
 
 
 SAMPLING = [(0.0, 1), (0.8, 1), (0.0, 1), (0.8, 2)]

@@ -1,0 +1,68 @@
+"""Expert load: how many experts the tokens of a step met, for a record of the step.
+
+Routing writes the experts of each token where a CUDA graph can write, too: into memory that stays.
+A step that is recorded launches a few more operations after it, which count on the device. Other
+steps pay nothing (vLLM counts for its load balancer: `expert_load_view`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from m5_kernels.to_host import on_its_way
+from milestone_llm.core.plan import StepPlan
+
+
+class RoutedExperts:
+    """The experts that the tokens of the last step met, in each layer that has experts.
+
+    Args:
+        layers: those that have experts.
+        max_tokens: most tokens of a step.
+    """
+
+    def __init__(
+        self,
+        layers: Iterable[int],
+        max_tokens: int,
+        num_experts: int,
+        top_k: int,
+        device: torch.device | str,
+    ) -> None:
+        self.num_experts = num_experts
+        self.topk_ids = {
+            layer: torch.zeros(max_tokens, top_k, dtype=torch.int32, device=device)
+            for layer in sorted(layers)
+        }
+        """int32 `[max_tokens, top_k]` by layer."""
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> Callable[[], dict[str, object]]:
+        """Count what a step has met that was just launched, padding included.
+
+        Returns:
+            A function that waits for the counts, and returns them as the field of a record.
+        """
+        num_tokens = sum(row.num_new_tokens for row in plan.rows)
+        if not num_tokens:
+            return dict
+        ids = torch.stack([each[:num_tokens] for each in self.topk_ids.values()]).flatten(1).long()
+        counts = ids.new_zeros(len(ids), self.num_experts)
+        counts.scatter_add_(1, ids, torch.ones_like(ids))
+        num_met = (counts > 0).sum(1).double().mean()
+        figures = torch.stack([num_met, counts.max() / ids.shape[1]])
+        read = on_its_way(figures)
+
+        def load() -> dict[str, object]:
+            met, share = read().tolist()
+            return {
+                "expert_load": {
+                    "num_experts": self.num_experts,
+                    "num_met": round(met, 2),
+                    "largest_share": round(share, 4),
+                }
+            }
+
+        return load
