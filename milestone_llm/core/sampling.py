@@ -204,7 +204,6 @@ def _outside_top_p(logits: Tensor, top_p: Tensor) -> Tensor:
     order = order if ids is None else ids.gather(-1, order)
     mass = mass.gather(-1, order)
     is_outside = mass.cumsum(dim=-1) - mass >= top_p * total
-    is_outside[:, 0] = False
     return outside.scatter(-1, order, is_outside)
 
 

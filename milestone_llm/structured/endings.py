@@ -167,7 +167,7 @@ class _LarkRules:
     """Reads the rules of a grammar into facts: the node of a rule follows if the rule can end."""
 
     def __init__(self, tokens: Tokens, facts: _Facts) -> None:
-        self._tokens, self._facts = [*tokens, ("line", "\n")], facts
+        self._tokens, self._facts = tokens, facts
         self._at = 0
         self._nodes: dict[str, int] = {}
         while self._at < len(self._tokens):

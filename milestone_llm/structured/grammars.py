@@ -21,7 +21,7 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
 
 from .params import StructuredOutputsParams
-from .sources import grammar_source
+from .sources import cannot_use, grammar_source
 from .token_lists import TokenLists, spellings
 
 if TYPE_CHECKING:
@@ -259,11 +259,11 @@ class Grammars:
         source = grammar_source(params)
         matcher = LLMatcher(tokens, source.text, log_level=0)
         if matcher.is_error():
-            raise InputError(f"structured outputs cannot use this: {matcher.get_error():.500}")
+            raise cannot_use(matcher.get_error())
         first = Grammar(matcher.deep_copy(), tokens)
         first.next_words()
         if first.problem:
-            raise InputError(f"structured outputs cannot use this: {first.problem:.500}")
+            raise cannot_use(first.problem)
         left_out = [f"pattern {each!r}" for each in source.left_out]
         left_out += matcher.get_grammar_warnings()
         if left_out and self.is_logged:

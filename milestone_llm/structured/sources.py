@@ -57,7 +57,12 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
     except (ValueError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"structured outputs cannot use this: {error!s:.500}") from None
+        raise cannot_use(str(error)) from None
+
+
+def cannot_use(reason: str) -> InputError:
+    """Return the error for a rule that cannot be compiled."""
+    return InputError(f"structured outputs cannot use this: {reason:.500}")
 
 
 def _text(params: StructuredOutputsParams, left_out: list[str]) -> str:
@@ -98,7 +103,7 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
 
 def _check_end(can_end: bool) -> None:
     if not can_end:
-        raise InputError("structured outputs cannot use this: no text that ends matches it")
+        raise cannot_use("no text that ends matches it")
 
 
 def _quoted(text: str) -> str:
@@ -138,10 +143,8 @@ def _check_multiples(schema: dict[str, Any]) -> None:
     largest = max(int(str(whole).rstrip("0")) for whole in wholes)
     num_remainders = largest * (len(multiples) + keys.count("$ref"))
     if num_remainders > MAX_REMAINDERS:
-        raise InputError(
-            f"structured outputs cannot use this: multipleOf makes {num_remainders:,} remainders; "
-            f"at most {MAX_REMAINDERS:,} are taken"
-        )
+        text = f"multipleOf makes {num_remainders:,} remainders; at most {MAX_REMAINDERS:,} "
+        raise cannot_use(text + "are taken")
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:

@@ -185,13 +185,18 @@ def http_request(method: str, path: str, body: Any = None, **headers: str) -> by
     return "\r\n".join([*lines, "", ""]).encode() + content
 
 
-def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], str]:
-    """Return status, headers (lower case) and body of an answer after which the server closes the
-    connection."""
+def read_all(connection: socket.socket) -> bytes:
+    """Return what comes until the server hangs up."""
     data = b""
     while part := connection.recv(65536):
         data += part
-    head, _, body = data.partition(b"\r\n\r\n")
+    return data
+
+
+def read_answer(connection: socket.socket) -> tuple[int, dict[str, str], str]:
+    """Return status, headers (lower case) and body of an answer after which the server closes the
+    connection."""
+    head, _, body = read_all(connection).partition(b"\r\n\r\n")
     first, *lines = head.decode().split("\r\n")
     headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
     if headers.get("transfer-encoding") == "chunked":

@@ -65,7 +65,8 @@ def test_a_step_says_who_computed_what_and_what_happened() -> None:
     )
     for told in (
         "1 of 4", "r5: no free block for r2", "swap_out 1 block: 1 (r5)", "1 copy: 4 12 (r2)",
-        "9 (r0), still held by r1\n", "waiting 2: r7 r8 | running 2: r1 r2 | swapped 1: r5",
+        "free 2 blocks: 12 11 (r0)", "9 (r0), still held by r1\n",
+        "waiting 2: r7 r8 | running 2: r1 r2 | swapped 1: r5",
         "40 of 64 blocks used, 24 free (10 cached)", "640 reserved (6.6% empty)", "execute 8.0 ms",
     ):  # fmt: skip
         assert told in "\n".join(lines)

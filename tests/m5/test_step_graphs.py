@@ -16,7 +16,14 @@ import torch
 
 import m4_prefix_chunked
 import m5_kernels
-from helpers.engines import greedy, make_engine, random_prompts, tiny_model
+from helpers.engines import (
+    break_at_call,
+    greedy,
+    hf_greedy,
+    make_engine,
+    random_prompts,
+    tiny_model,
+)
 from helpers.m5_models import RecomputedGraphs, workload
 from m1_single import SamplingParams
 from m5_kernels.decoder.hf_decoder import HFDecoder
@@ -60,6 +67,17 @@ def test_steps_whose_graphs_memory_does_not_hold_are_launched_as_they_are(is_war
     assert graphs.replayed  # by those that are there
     assert len(graphs.tried) > 2
     assert len(graphs.tried) == len(set(graphs.tried))  # none is tried twice
+
+
+def test_a_step_that_failed_leaves_nothing_in_the_padding_of_later_steps(monkeypatch):
+    engine = make_engine(m5_kernels, async_scheduling=False, **FIELDS)
+    engine.runner.graphs = RecomputedGraphs(engine.runner.device_step)
+    break_at_call(monkeypatch, engine.runner, "launch", {3}, RuntimeError("broken"))
+    with pytest.raises(RuntimeError, match="broken"):
+        engine.generate(random_prompts([5] * 5), greedy(12))
+    prompts = random_prompts([24] * 3, seed=1)  # with the blocks that the five had
+    outputs = engine.generate(prompts, greedy(12))
+    assert [each.token_ids for each in outputs] == [hf_greedy("llama", p, 12) for p in prompts]
 
 
 def test_a_step_for_which_there_is_no_memory_leaves_the_rows_as_they_were():

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import m3_paged
+import m4_prefix_chunked
 import m5_kernels
 from helpers.engines import (
     as_text,
@@ -128,6 +130,26 @@ def test_a_raising_step_ends_its_requests_and_waiting_ones_get_their_tokens(
     record = engine.tracer.records[failing - 1]
     assert [ended["reason"] for ended in record.finished] == ["error", "error"]
     assert [row.sampled_token for row in record.batch] == [None, None]
+    assert_empty(engine)
+
+
+@pytest.mark.parametrize(
+    ("package", "fields"),
+    [(m3_paged, {}), (m4_prefix_chunked, {}), (m4_prefix_chunked, {"max_num_batched_tokens": 4})],
+    ids=["M3", "M4", "M4 in chunks"],
+)
+def test_a_prompt_that_fails_ends_all_its_completions(package, fields, monkeypatch):
+    """Only its first completion has a row in the first chunk; the others are held back."""
+    engine = make_engine(package, **fields)
+    break_at_call(monkeypatch, engine.runner, "launch", {1}, RuntimeError("out of memory"))
+    for name, prompt in zip("ab", PROMPTS, strict=False):
+        engine.add_request(prompt, greedy(8, n=3), request_id=name)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.step()
+    final = run_to_end(engine)
+    assert [each.finish_reason for each in final["a"].outputs] == ["error"] * 3
+    assert [each.token_ids for each in final["a"].outputs] == [[]] * 3
+    assert [each.token_ids for each in final["b"].outputs] == [EXPECTED[1]] * 3
     assert_empty(engine)
 
 

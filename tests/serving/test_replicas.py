@@ -16,7 +16,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from helpers.servers import descendants, is_running, read_answer, serve, wait_for
+from helpers.servers import descendants, is_running, read_all, read_answer, serve, wait_for
 from m3_paged import SamplingParams
 from milestone_llm.serving.command import serve_command
 from milestone_llm.serving.engine.client import EngineRequest
@@ -117,7 +117,8 @@ def test_when_a_replica_ends_only_what_it_had_begun_to_tell_is_lost(server):
         assert min(by_replica(server, "num_requests_running").values()) > 0, "both have some"
         os.kill(replica_pids(server)[0], signal.SIGKILL)
         told = [
-            first.decode() + read_rest(stream) for first, stream in zip(begun, streams, strict=True)
+            (first + read_all(stream)).decode()
+            for first, stream in zip(begun, streams, strict=True)
         ]
         lost = [text for text in told if "the replica that computed this request" in text]
         assert 0 < len(lost) < 4
@@ -131,14 +132,6 @@ def test_when_a_replica_ends_only_what_it_had_begun_to_tell_is_lost(server):
     assert complete(server, "b", max_tokens=2)[0] == 200
     wait_for(lambda: len(by_replica(server, "num_requests_running")) == 2, PATIENCE)
     assert not names & set(by_replica(server, "num_requests_running")), "others, by other names"
-
-
-def read_rest(connection):
-    """What comes until the server hangs up."""
-    data = b""
-    while part := connection.recv(65536):
-        data += part
-    return data.decode()
 
 
 def test_sigterm_ends_the_server_and_all_that_it_started(server):

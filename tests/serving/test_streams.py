@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 
 import pytest
 
@@ -25,15 +26,17 @@ from milestone_llm.serving.engine.client import (
 )
 
 
-def with_one_request(play, n=1, deadline=None, num_tokens=9):
-    """Run `play(engine, request)` with a stream of `n` completions; what the client is told is a
-    list."""
+def with_one_request(play, n=1, deadline=None, num_tokens=9, seconds_before=0):
+    """Run `play(engine, request)` with a stream of `n` completions, which arrived some seconds
+    before it starts."""
 
     async def run():
         engine = async_engine(word_tokenizer())
         request = engine.open_request(n)
         params = SamplingParams(max_tokens=num_tokens, n=n, stop=["w7"])
-        request.start([EngineRequest("r", [1], params)], is_stream=True, deadline=deadline)
+        arrival_time = time.perf_counter() - seconds_before
+        given = EngineRequest("r", [1], params, arrival_time=arrival_time)
+        request.start([given], is_stream=True, deadline=deadline)
         return await play(engine, request)
 
     return asyncio.run(run())
@@ -236,6 +239,14 @@ def test_a_stream_has_what_came_before_its_deadline():
             await asyncio.wait_for(request.outputs(), PATIENCE)
 
     with_one_request(play, deadline=0.01)
+
+
+def test_a_deadline_counts_from_the_arrival():
+    async def play(engine, request):
+        with pytest.raises(ApiError, match="the deadline of 600 s has passed"):
+            await asyncio.wait_for(request.outputs(), 20)
+
+    with_one_request(play, deadline=600, seconds_before=601)
 
 
 def test_the_core_has_no_row_of_a_stopped_completion_any_more(oracle):

@@ -43,12 +43,19 @@ WANTED: list[dict[str, Any]] = [
 ]
 
 
+TOKENIZER = byte_tokenizer()
+
+
 def engine(package: Any, **fields: Any) -> Any:
     """An engine on a tiny random model whose tokens are bytes."""
-    tokenizer = byte_tokenizer()
-    model = tiny_model("llama", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
+    model = tiny_model("llama", vocab_size=len(TOKENIZER), eos_token_id=TOKENIZER.eos_token_id)
     fields = {"max_model_len": 160, "max_num_seqs": 4, **fields}
-    return package.LLMEngine(model, tokenizer=tokenizer, **fields)
+    return package.LLMEngine(model, tokenizer=byte_tokenizer(), **fields)
+
+
+def new_grammars(**options: Any) -> Grammars:
+    """Grammars of that model, none of them compiled."""
+    return Grammars(TOKENIZER, len(TOKENIZER), frozenset([TOKENIZER.eos_token_id]), **options)
 
 
 def params(wanted: dict[str, Any] | None, **fields: Any) -> SamplingParams:
@@ -198,11 +205,9 @@ def test_a_rule_that_fails_ends_its_request(package: Any, rule: Any, before: str
 
 
 def test_only_after_a_wrong_draft_token_everything_is_allowed() -> None:
-    tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
-    rule = grammars.rule_of(params({"choice": ["abc"]}))
+    rule = new_grammars().rule_of(params({"choice": ["abc"]}))
     assert rule is not None
-    a, b, x = tokenizer.encode("abx", add_special_tokens=False)
+    a, b, x = TOKENIZER.encode("abx", add_special_tokens=False)
     assert (rule.bits([a, x, b], 1) == -1).all()
     assert not rule.bits([a, x, b], 2).any()
     assert not rule.bits([x]).any()
@@ -211,13 +216,11 @@ def test_only_after_a_wrong_draft_token_everything_is_allowed() -> None:
 
 
 def test_forced_tokens_end_before_a_special_tokens_name() -> None:
-    tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
-    rule = grammars.rule_of(params({"choice": ["ab</s>c"]}))
+    rule = new_grammars().rule_of(params({"choice": ["ab</s>c"]}))
     assert rule is not None
     forced = rule.continuation([], [], 9)
-    assert tokenizer.decode(forced) == "ab"
-    guesses = tokenizer.encode("<", add_special_tokens=False)
+    assert TOKENIZER.decode(forced) == "ab"
+    guesses = TOKENIZER.encode("<", add_special_tokens=False)
     assert rule.continuation(forced, guesses, 9) == guesses
 
 
@@ -256,9 +259,7 @@ ENDING: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("wanted", ENDING, ids=lambda wanted: str(wanted)[:40])
 def test_rules_that_call_themselves_are_taken_if_a_text_ends(wanted: dict[str, Any]) -> None:
-    tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
-    assert grammars.rule_of(params(wanted)) is not None
+    assert new_grammars().rule_of(params(wanted)) is not None
 
 
 BAD: list[dict[str, Any]] = [
@@ -296,10 +297,8 @@ BAD: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("wanted", BAD, ids=lambda wanted: str(wanted)[:40])
 def test_what_cannot_be_compiled_is_refused(wanted: dict[str, Any]) -> None:
-    tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
     with pytest.raises(InputError):
-        grammars.rule_of(params(wanted) if wanted else params({"regex": None}))
+        new_grammars().rule_of(params(wanted) if wanted else params({"regex": None}))
 
 
 @pytest.mark.parametrize(
@@ -313,23 +312,19 @@ def test_what_cannot_be_compiled_is_refused(wanted: dict[str, Any]) -> None:
     ids=["large", "two", "many", "in Lark"],
 )
 def test_multiples_that_would_explode_are_refused(wanted: dict[str, Any]) -> None:
-    tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
     with pytest.raises(InputError, match="remainders"):
-        grammars.rule_of(params(wanted))
+        new_grammars().rule_of(params(wanted))
 
 
 def test_what_matches_nothing_is_refused_also_with_several_eos_tokens() -> None:
-    tokenizer = byte_tokenizer()
     with pytest.raises(InputError, match="no text"):
-        Grammars(tokenizer, len(tokenizer), frozenset([1, 2])).rule_of(
+        Grammars(TOKENIZER, len(TOKENIZER), frozenset([1, 2])).rule_of(
             params({"regex": "[^\\s\\S]"})
         )
 
 
 def test_ordinary_multiples_are_taken() -> None:
-    tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    grammars = new_grammars()
     price = {"type": "number", "multipleOf": 0.01}
     for schema in (price, {"properties": {"a": price, "multipleOf": {"multipleOf": 1000}}}):
         assert grammars.rule_of(params({"json": schema})) is not None
@@ -346,13 +341,12 @@ def test_ordinary_multiples_are_taken() -> None:
     ],
 )
 def test_json_has_few_blanks_between_two_tokens(wanted: dict[str, Any]) -> None:
-    tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    grammars = new_grammars()
     begin = "{" if "json_object" in wanted else "["
 
     def is_taken(text: str) -> bool:
         rule = grammars.rule_of(params(wanted))
-        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        token_ids = TOKENIZER.encode(text, add_special_tokens=False)
         return rule is not None and bool(rule.bits(token_ids).any())
 
     assert is_taken(begin + "\n" + " " * (MAX_BLANKS - 1))
@@ -360,20 +354,16 @@ def test_json_has_few_blanks_between_two_tokens(wanted: dict[str, Any]) -> None:
 
 
 def test_a_schema_may_allow_blanks_without_limit() -> None:
-    tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
-    rule = grammars.rule_of(params({"json": {"x-guidance": {"whitespace_flexible": True}}}))
+    rule = new_grammars().rule_of(params({"json": {"x-guidance": {"whitespace_flexible": True}}}))
     assert rule is not None
-    assert rule.bits(tokenizer.encode("[" + " " * 99, add_special_tokens=False)).any()
+    assert rule.bits(TOKENIZER.encode("[" + " " * 99, add_special_tokens=False)).any()
 
 
 def test_a_lenient_schema_loses_what_cannot_be_compiled(caplog: pytest.LogCaptureFixture) -> None:
-    tokenizer = byte_tokenizer()
-    eos = frozenset([tokenizer.eos_token_id])
     word = {"type": "string", "pattern": "^(?=a)"}
     data = {"properties": {"pattern": word}, "patternProperties": {"(?=b)": {}, "c": word}}
     schema = {**data, "uniqueItems": True, "x-guidance": {"lenient": True}}
-    grammars = Grammars(tokenizer, len(tokenizer), eos)
+    grammars = new_grammars()
     for wanted in ({"json": schema}, {"grammar": f"start: %json {json.dumps(schema)}"}):
         caplog.clear()
         assert grammars.rule_of(params(wanted)) is not None
@@ -382,8 +372,28 @@ def test_a_lenient_schema_loses_what_cannot_be_compiled(caplog: pytest.LogCaptur
     with pytest.raises(InputError):
         grammars.rule_of(params({"json": data}))
     caplog.clear()
-    Grammars(tokenizer, len(tokenizer), eos, is_logged=False).rule_of(params({"json": schema}))
+    new_grammars(is_logged=False).rule_of(params({"json": schema}))
     assert not caplog.text
+
+
+def test_a_lenient_schema_keeps_what_only_looks_like_a_pattern() -> None:
+    schema = {"const": {"pattern": "(?=a)"}, "x-guidance": {"lenient": True}}
+    (output,) = engine(m1_single).generate("prompt", params({"json": schema}))
+    assert json.loads(output.text) == schema["const"]
+
+
+def test_a_choice_may_have_any_characters() -> None:
+    text = '\n\\"/é'
+    wanted = {"choice": [text, "\x7f"]}  # no token spells the second
+    (output,) = engine(m1_single).generate("prompt", params(wanted))
+    assert output.text == text
+
+
+def test_the_same_text_as_a_regex_and_as_a_grammar_is_two_rules() -> None:
+    text = 'start: "a"'
+    given = [params({kind: text}) for kind in ("regex", "grammar")]
+    outputs = engine(m1_single).generate(["prompt"] * 2, given)
+    assert [output.text for output in outputs] == [text, "a"]
 
 
 def test_choices_may_come_from_a_generator() -> None:
@@ -393,18 +403,16 @@ def test_choices_may_come_from_a_generator() -> None:
 def test_what_a_model_cannot_have_is_refused() -> None:
     with pytest.raises(InputError, match="tokenizer"):
         Grammars(None, 9, frozenset([1])).rule_of(params({"regex": "a"}))
-    tokenizer = byte_tokenizer()
     with pytest.raises(InputError, match="EOS"):
-        Grammars(tokenizer, 9, frozenset()).rule_of(params({"regex": "a"}))
+        Grammars(TOKENIZER, 9, frozenset()).rule_of(params({"regex": "a"}))
     with pytest.raises(InputError, match="ignore_eos"):
-        Grammars(tokenizer, 9, frozenset([1])).rule_of(params({"regex": "a"}, ignore_eos=True))
+        Grammars(TOKENIZER, 9, frozenset([1])).rule_of(params({"regex": "a"}, ignore_eos=True))
     with pytest.raises(InputError, match="StructuredOutputsParams"):
-        Grammars(tokenizer, 9, frozenset([1])).rule_of(SamplingParams(structured_outputs="a"))
+        Grammars(TOKENIZER, 9, frozenset([1])).rule_of(SamplingParams(structured_outputs="a"))
 
 
 def test_no_rule_waits_for_another_that_is_compiled(monkeypatch) -> None:
-    tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    grammars = new_grammars()
     ready, other, new = (params({"regex": each}) for each in "abc")
     grammars.rule_of(ready)
     begun, may_end, compile = threading.Event(), threading.Event(), grammars._compile
@@ -429,9 +437,16 @@ def test_no_rule_waits_for_another_that_is_compiled(monkeypatch) -> None:
     assert len(grammars._compiled) == 4
 
 
+def test_an_interrupted_compilation_is_done_again(monkeypatch) -> None:
+    grammars = new_grammars()
+    break_at_call(monkeypatch, grammars, "_compile", {1}, SystemExit())
+    with pytest.raises(SystemExit):
+        grammars.rule_of(params({"regex": "a"}))
+    assert grammars.rule_of(params({"regex": "a"})) is not None
+
+
 def test_a_warm_up_builds_the_tables(monkeypatch) -> None:
-    tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    grammars = new_grammars()
     grammars.warm_up()
     monkeypatch.setattr("llguidance.hf.from_tokenizer", None)
     assert grammars.rule_of(params({"regex": "a"})) is not None
@@ -440,8 +455,7 @@ def test_a_warm_up_builds_the_tables(monkeypatch) -> None:
 
 def test_of_many_grammars_those_of_the_newest_requests_are_kept(monkeypatch):
     monkeypatch.setattr("milestone_llm.structured.grammars.MAX_COMPILED", 2)
-    tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, len(tokenizer), frozenset([tokenizer.eos_token_id]))
+    grammars = new_grammars()
     compiled: list[str] = []
     compile_one = grammars._compile
     monkeypatch.setattr(

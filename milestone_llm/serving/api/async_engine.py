@@ -150,8 +150,6 @@ class AsyncEngine:
         self.closed_because: str | None = None
         """Why no more requests are admitted; None while they are."""
         self._open: dict[ApiRequest, None] = {}
-        self._num_choices = 0
-        """Completions of all API requests in `_open`."""
         self._choices_of = Counter[str]()
         """Completions in `_open` of each API key, by the salt of the key."""
         self._followed: dict[str, Followed] = {}
@@ -187,9 +185,10 @@ class AsyncEngine:
         num_own = self._choices_of[key_salt]
         is_within_share = num_own + num_choices <= self._share
         most = self.max_choices if is_within_share else self._most_at_once
-        if self._num_choices + num_choices > most:
+        num_open = self._choices_of.total()
+        if num_open + num_choices > most:
             self.metrics.refused.inc()
-            text = f"{self._num_choices} completions are running or waiting; the server takes "
+            text = f"{num_open} completions are running or waiting; the server takes "
             text += f"{self.max_choices} at a time"
             if most < self.max_choices:
                 text += f", and keeps {self._share} for other keys ({num_own} are of this one)"
@@ -205,7 +204,6 @@ class AsyncEngine:
         self.check_room(num_choices, key_salt)
         request = ApiRequest(self, num_choices, key_salt)
         self._open[request] = None
-        self._num_choices += num_choices
         self._choices_of[key_salt] += num_choices
         return request
 
@@ -232,7 +230,6 @@ class AsyncEngine:
         if request not in self._open:
             return
         del self._open[request]
-        self._num_choices -= request.num_choices
         self._choices_of[request.key_salt] -= request.num_choices
         reason = "error" if request.is_refused else "abort"
         for state in request.states:

@@ -7,6 +7,7 @@ support are rejected.
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -339,7 +340,7 @@ class ChatRequest(Sampling):
         """Name of the field that constrains the answer's text."""
         return "tools" if self.calls else super().rule_param
 
-    @property
+    @cached_property
     def calls(self) -> Calls | None:
         """The calls that the answer may have; None if no function may be called.
 

@@ -116,24 +116,21 @@ def structured_params(
         ApiError: both fields have a constraint, or one of them is incomplete.
     """
     given: dict[str, Any] = {}
-    param = "response_format"
     if response_format is not None and response_format.type == "json_object":
         given["json_object"] = True
     elif response_format is not None and response_format.type == "json_schema":
         if response_format.json_schema is None:
             text = "response_format of type json_schema needs json_schema.schema"
-            raise ApiError(400, text, param=param)
+            raise ApiError(400, text, param="response_format")
         wanted = response_format.json_schema
         given["json"] = wanted.schema_ if wanted.strict else _lenient(wanted.schema_)
-    ours: dict[str, Any] = {}
-    if structured_outputs is not None:
-        ours = structured_outputs.model_dump(by_alias=True, exclude_none=True)
+    ours = structured_outputs and structured_outputs.model_dump(by_alias=True, exclude_none=True)
     if given and ours:
         text = "give either response_format or structured_outputs"
         raise ApiError(400, text, param="structured_outputs")
     if ours:
-        param, given = "structured_outputs", ours
-    return _params(param, **given) if given else None
+        return _params("structured_outputs", **ours)
+    return _params("response_format", **given) if given else None
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,7 @@ class Vocabulary:
         token: str = self.tokenizer.convert_ids_to_tokens(token_id)
         if fallback := _BYTE_TOKEN.fullmatch(token):  # a byte token of SentencePiece
             return special, bytes.fromhex(fallback[1])
-        if self._byte_of.keys() >= set(
-            token
-        ):  # a token of byte-level BPE: one letter for each byte
+        if self._byte_of.keys() >= set(token):  # byte-level BPE: one letter for each byte
             return special, bytes(self._byte_of[letter] for letter in token)
         return special, alone.encode()
 
