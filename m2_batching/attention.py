@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from milestone_llm.core.plan import ScheduledRequest
+from milestone_llm.models.attend import attend, mask_of_last
 
 from .region_cache import RegionCache
 
@@ -155,17 +155,20 @@ def region_attention(
     scaling: float,
     attention_metadata: AttentionMetadata,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention. Hugging Face's modules call this function, once a layer.
 
     Args:
         query: `[1, num_heads, num_tokens, head_dim]`.
-        key: `[1, num_kv_heads, num_tokens, head_dim]`, not repeated for GQA; `value` likewise.
+        key: `[1, num_kv_heads, num_tokens, head_dim]`, not repeated for GQA; `value` likewise, with
+            its `value_dim`.
         attention_mask: None, always: the metadata says which token sees which.
+        s_aux: sinks, `[num_heads]`; see `attend`.
 
     Returns:
-        `[1, num_tokens, num_heads, head_dim]`, and no attention weights.
+        `[1, num_tokens, num_heads, value_dim]`, and no attention weights.
     """
     meta, layer = attention_metadata, int(module.layer_idx)  # type: ignore[arg-type]
     meta.cache.write(
@@ -175,16 +178,16 @@ def region_attention(
         key[0].transpose(0, 1),
         value[0].transpose(0, 1),
     )
-    outputs = []  # [num_tokens, num_heads, head_dim] in all: decode rows, then each prefill row
+    outputs = []  # [num_tokens, num_heads, value_dim] in all: decode rows, then each prefill row
     num_decode = len(meta.decode_regions)
     if num_decode:
         decode_query = query[0, :, :num_decode].transpose(0, 1)
-        outputs.append(_decode(decode_query, meta, layer, scaling, sliding_window))
+        outputs.append(_decode(decode_query, meta, layer, scaling, sliding_window, s_aux))
     for first, end in meta.prefill_spans:
         own = slice(first, end)
         outputs.append(
             causal_attention(
-                query[:, :, own], key[:, :, own], value[:, :, own], scaling, sliding_window
+                query[:, :, own], key[:, :, own], value[:, :, own], scaling, sliding_window, s_aux
             )
         )
     return (outputs[0] if len(outputs) == 1 else torch.cat(outputs))[None], None
@@ -196,23 +199,25 @@ def _decode(
     layer: int,
     scaling: float,
     sliding_window: int | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend with one query a row to its region: `[num_decode_rows, num_heads, head_dim]` in and
-    out."""
+    """Attend with one query a row to its region: `[num_decode_rows, num_heads, head_dim]` in,
+    `[num_decode_rows, num_heads, value_dim]` out."""
     num_rows, num_heads, head_dim = query.shape
     keys, values = meta.cache.keys[layer], meta.cache.values[layer]
     num_kv_heads = keys.shape[1]
     # The query heads that share a KV head (GQA) take the dimension of a sequence of queries.
     query = query.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     batch, context = meta.decode_batch, slice(0, meta.max_decode_context_len)
-    output = F.scaled_dot_product_attention(
+    output = attend(
         batch.to_entries(query),
         keys[batch.regions, :, context],
         values[batch.regions, :, context],
         batch.mask(sliding_window),
-        scale=scaling,
+        scaling=scaling,
+        sinks=sinks,
     )
-    return batch.to_rows(output).reshape(num_rows, num_heads, head_dim)
+    return batch.to_rows(output).reshape(num_rows, num_heads, -1)
 
 
 def causal_attention(
@@ -221,28 +226,28 @@ def causal_attention(
     value: torch.Tensor,
     scaling: float,
     sliding_window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attend causally in a row whose queries are at the positions of its last keys.
 
     Args:
         query: `[1, num_heads, num_queries, head_dim]`.
-        key: `[1, num_kv_heads, context_len, head_dim]`; `value` likewise.
+        key: `[1, num_kv_heads, context_len, head_dim]`; `value` likewise, with its `value_dim`.
 
     Returns:
-        `[num_queries, num_heads, head_dim]`.
+        `[num_queries, num_heads, value_dim]`.
     """
     num_queries, context_len = query.shape[2], key.shape[2]
     is_square = num_queries == context_len
     mask = None
     if not is_square or (sliding_window is not None and context_len > sliding_window):
-        position = torch.arange(context_len, device=query.device)
-        query_position = position[context_len - num_queries :, None]
-        mask = position <= query_position
+        mask = mask_of_last(num_queries, context_len, query.device)
         if sliding_window is not None:
-            mask &= position > query_position - sliding_window
-    output = F.scaled_dot_product_attention(
-        query, key, value, mask, is_causal=mask is None, scale=scaling, enable_gqa=True
-    )
+            mask = mask.triu(context_len - num_queries - sliding_window + 1)
+    output = attend(
+        query, key, value, mask, scaling=scaling, is_causal=mask is None, enable_gqa=True,
+        sinks=sinks,
+    )  # fmt: skip
     return output[0].transpose(0, 1)
 
 

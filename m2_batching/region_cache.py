@@ -1,5 +1,5 @@
 """The KV tensors of layout SLOT: per layer one `[num_regions, num_kv_heads, max_model_len,
-head_dim]` pair. A region is one request's, whole and contiguous, from its first token to its last.
+dim]` pair. A region is one request's, whole and contiguous, from its first token to its last.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ class RegionCache:
             f"tokens ({shape.bytes_per_token} bytes each)",
             "lower one of them",
         )
-        size = (num_regions, shape.num_kv_heads, max_model_len, shape.head_dim)
         # Zeros, not `empty`: a masked position still enters as 0 * value, and 0 * NaN is NaN.
         self.keys, self.values = (
             [
-                torch.zeros(size, dtype=shape.dtype, device=model.device)
+                torch.zeros(
+                    (num_regions, shape.num_kv_heads, max_model_len, dim),
+                    dtype=shape.dtype,
+                    device=model.device,
+                )
                 for _ in range(shape.num_layers)
             ]
-            for _ in range(2)
+            for dim in (shape.head_dim, shape.value_dim)
         )
         self._num_written = [0] * num_regions
 
@@ -66,7 +69,7 @@ class RegionCache:
         Args:
             regions: region of each token, `[num_tokens]`.
             positions: position of each token in its request, `[num_tokens]`.
-            key: `[num_tokens, num_kv_heads, head_dim]`; `value` likewise.
+            key: `[num_tokens, num_kv_heads, head_dim]`; `value` likewise, with its `value_dim`.
         """
         self.keys[layer][regions, :, positions] = key
         self.values[layer][regions, :, positions] = value

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface
 
 from m2_batching.attention import causal_attention
 from milestone_llm.core.plan import ScheduledRequest
+from milestone_llm.models.attend import attend
 
 from .block_cache import BlockCache
 
@@ -154,26 +154,30 @@ def paged_attention(
     scaling: float,
     attention_metadata: AttentionMetadata,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention. Hugging Face's modules call this function, once a layer.
 
     Args:
         query: `[1, num_heads, num_tokens, head_dim]`.
-        key: `[1, num_kv_heads, num_tokens, head_dim]`, not repeated for GQA; `value` likewise.
+        key: `[1, num_kv_heads, num_tokens, head_dim]`, not repeated for GQA; `value` likewise, with
+            its `value_dim`.
         attention_mask: None, always: the metadata says which token sees which.
+        s_aux: sinks, `[num_heads]`; see `attend`.
 
     Returns:
-        `[1, num_tokens, num_heads, head_dim]`, and no attention weights.
+        `[1, num_tokens, num_heads, value_dim]`, and no attention weights.
     """
     meta, layer = attention_metadata, int(module.layer_idx)  # type: ignore[arg-type]
     new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     meta.cache.write(layer, meta.slot_mapping, new_keys, new_values)
-    output = torch.empty_like(query[0].transpose(0, 1))  # [num_tokens, num_heads, head_dim]
+    _, num_heads, num_tokens, _ = query.shape
+    output = query.new_empty(num_tokens, num_heads, value.shape[-1])
     for group in meta.decode_groups:
         group_query = query[0].index_select(1, group.rows).transpose(0, 1)
         output[group.rows] = paged_decode(
-            group_query, group, meta.cache, layer, scaling, sliding_window
+            group_query, group, meta.cache, layer, scaling, sliding_window, s_aux
         )
     for row in meta.prefill_rows:
         own = row.tokens
@@ -181,7 +185,9 @@ def paged_attention(
         if row.start > 0:  # earlier tokens are in the cache, and by now the new ones are, too
             keys, values = meta.cache.gather(layer, row.block_table)
             keys, values = keys[:, :, : row.end], values[:, :, : row.end]
-        output[own] = causal_attention(query[:, :, own], keys, values, scaling, sliding_window)
+        output[own] = causal_attention(
+            query[:, :, own], keys, values, scaling, sliding_window, s_aux
+        )
     return output[None], None
 
 
@@ -192,16 +198,18 @@ def paged_decode(
     layer: int,
     scaling: float,
     sliding_window: int | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Attend with one query a row to its blocks: `[num_rows, num_heads, head_dim]` in and out."""
+    """Attend with one query a row to its blocks: `[num_rows, num_heads, head_dim]` in,
+    `[num_rows, num_heads, value_dim]` out."""
     num_rows, num_heads, head_dim = query.shape
     keys, values = cache.gather(layer, group.block_tables)
     num_kv_heads = keys.shape[1]
     # The query heads that share a KV head (GQA) take the dimension of a sequence of queries.
     query = query.reshape(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     mask = group.mask(cache.block_size, sliding_window, query.dtype)
-    output = F.scaled_dot_product_attention(query, keys, values, mask, scale=scaling)
-    return output.reshape(num_rows, num_heads, head_dim)
+    output = attend(query, keys, values, mask, scaling=scaling, sinks=sinks)
+    return output.reshape(num_rows, num_heads, -1)
 
 
 AttentionInterface.register(NAME, paged_attention)

@@ -1,4 +1,4 @@
-"""The KV tensors of layout BLOCK: per layer `[num_blocks, block_size, num_kv_heads, head_dim]`,
+"""The KV tensors of layout BLOCK: per layer `[num_blocks, block_size, num_kv_heads, dim]`,
 once for keys and once for values. A token's slot is block * block_size + offset in the block.
 """
 
@@ -35,12 +35,13 @@ class BlockCache:
     def _tensors(
         self, num_blocks: int, device: torch.device
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        size = (num_blocks, self.block_size, self.shape.num_kv_heads, self.shape.head_dim)
+        shape = self.shape
+        size = (num_blocks, self.block_size, shape.num_kv_heads)
         is_pinned = device.type == "cpu" and self.device.type == "cuda" and num_blocks > 0
         # Zeros, not `empty`: a masked position still enters as 0 * value, and 0 * NaN is NaN.
         tensors = [
-            torch.zeros(size, dtype=self.shape.dtype, device=device, pin_memory=is_pinned)
-            for _ in range(2 * self.shape.num_layers)
+            torch.zeros(*size, dim, dtype=shape.dtype, device=device, pin_memory=is_pinned)
+            for dim in (shape.head_dim, shape.value_dim) * shape.num_layers
         ]
         return tensors[::2], tensors[1::2]
 
@@ -51,7 +52,7 @@ class BlockCache:
 
         Args:
             slot_mapping: slot of each token, `[num_tokens]`.
-            key: `[num_tokens, num_kv_heads, head_dim]`; `value` likewise.
+            key: `[num_tokens, num_kv_heads, head_dim]`; `value` likewise, with its `value_dim`.
         """
         self.keys[layer].flatten(0, 1)[slot_mapping] = key
         self.values[layer].flatten(0, 1)[slot_mapping] = value
@@ -63,23 +64,21 @@ class BlockCache:
             block_tables: `[num_rows, max_blocks]`.
 
         Returns:
-            Keys and values, each `[num_rows, num_kv_heads, max_blocks * block_size, head_dim]`, in
-            a workspace that the next call overwrites.
+            Keys `[num_rows, num_kv_heads, max_blocks * block_size, head_dim]`, and values with
+            their `value_dim`, in a workspace that the next call overwrites.
         """
-        num_rows, num_blocks = block_tables.shape
-        row = self.block_size * self.shape.num_kv_heads * self.shape.head_dim
-        size = (2, num_rows * num_blocks, row)
-        if self._workspace.numel() < num_rows * num_blocks * row * 2:
+        caches, blocks = (self.keys[layer], self.values[layer]), block_tables.flatten()
+        sizes = [len(blocks) * cache[0].numel() for cache in caches]
+        if self._workspace.numel() < sum(sizes):
             # Keep it and use it again: fresh memory for every layer would cost more than the copy.
-            self._workspace = torch.empty(
-                size, dtype=self.shape.dtype, device=self.device
-            ).flatten()
-        space = self._workspace[: num_rows * num_blocks * row * 2].view(size)
-        flat_tables = block_tables.flatten()
-        torch.index_select(self.keys[layer].view(-1, row), 0, flat_tables, out=space[0])
-        torch.index_select(self.values[layer].view(-1, row), 0, flat_tables, out=space[1])
-        rows = space.view(2, num_rows, -1, self.shape.num_kv_heads, self.shape.head_dim)
-        return rows[0].transpose(1, 2), rows[1].transpose(1, 2)
+            self._workspace = torch.empty(sum(sizes), dtype=self.shape.dtype, device=self.device)
+        keys, values = (
+            torch.index_select(cache.flatten(1), 0, blocks, out=space.view(len(blocks), -1))
+            .view(len(block_tables), -1, *cache.shape[2:])
+            .transpose(1, 2)
+            for cache, space in zip(caches, self._workspace[: sum(sizes)].split(sizes), strict=True)
+        )
+        return keys, values
 
     def clear_last_blocks(self, rows: list[ScheduledRequest]) -> None:
         """Put zeros into blocks that a row begins and does not fill.

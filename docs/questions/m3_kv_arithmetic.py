@@ -6,10 +6,10 @@ from milestone_llm.models.kv_shape import KVShape
 
 HALF = torch.bfloat16
 SHAPES = {  # layers, KV heads, head size: from the models' published configs
-    "SmolLM2-135M": KVShape(30, 3, 64, HALF),
-    "Qwen3-0.6B": KVShape(28, 8, 128, HALF),
-    "Llama-3.1-8B": KVShape(32, 8, 128, HALF),
-    "OPT-13B": KVShape(40, 40, 128, HALF),
+    "SmolLM2-135M": KVShape(30, 3, 64, 64, HALF),
+    "Qwen3-0.6B": KVShape(28, 8, 128, 128, HALF),
+    "Llama-3.1-8B": KVShape(32, 8, 128, 128, HALF),
+    "OPT-13B": KVShape(40, 40, 128, 128, HALF),
 }
 MAX_MODEL_LEN, TYPICAL_LEN, BLOCK_SIZE, MEMORY = 4096, 500, 16, 10 * 2**30
 

@@ -12,7 +12,7 @@ def _cut_at_stop(self: Detokenizer, known: str) -> bool:
     """End the text before a stop string, if it ends with one."""
     for stop in self.stop:
         if known.endswith(stop) and not self.is_stopped:
-            self.is_stopped = True
+            self.found_stop = stop
             self._settled, self._pending = known.removesuffix(stop), ""
             self.num_shown = len(self._settled)
     return self.is_stopped

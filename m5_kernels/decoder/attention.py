@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -39,6 +39,8 @@ class AttentionLayer:
     """Number of tokens that a query sees, itself included; None: all before it."""
     scale: float | None = None
     """Factor of the scores; None: `head_dim ** -0.5`."""
+    sinks: torch.Tensor | None = field(default=None, compare=False)
+    """One more score of each query head, without a value, `[num_q_heads]`: see `attend`."""
 
 
 class AttentionBackend(Protocol):
@@ -106,7 +108,7 @@ class PagedPrefill:
         paged_prefill(
             query, key_cache, value_cache, m.block_table, m.context_lens, m.query_start_loc,
             layer.scale, layer.window, output,
-            first_seq=m.first_chunk, max_seqs=m.num_chunks, launch=launch,
+            first_seq=m.first_chunk, max_seqs=m.num_chunks, sinks=layer.sinks, launch=launch,
         )  # fmt: skip
 
 
@@ -154,7 +156,8 @@ class Attention:
         if n:  # a chunk's tokens may be among the first n: they get zeros, overwritten below
             flash_decode(
                 query[:n], key_cache, value_cache, m.block_table[:n], m.decode_lens[:n],
-                layer.scale, layer.window, output[:n], self.workspace, launch=launch,
+                layer.scale, layer.window, output[:n], self.workspace, layer.sinks,
+                launch=launch,
             )  # fmt: skip
         if m.num_chunks:
             self.chunks(query, key_cache, value_cache, m, layer, output, launch)

@@ -38,7 +38,8 @@ class HFDecoder:
         ops: only `attention` is used.
 
     Raises:
-        InputError: the layers of the model cannot be computed without its head.
+        InputError: the layers of the model cannot be computed without its head, or its values are
+            not as wide as its keys.
     """
 
     must_be_captured = False
@@ -60,6 +61,13 @@ class HFDecoder:
         self.head = copy.copy(self.model)
         self.head._modules = {**self.model._modules, prefix: PassThrough()}
         self.shape = KVShape.of(model)
+        if self.shape.head_dim != self.shape.value_dim:
+            name = f"{type(model).__name__} (model type {model.config.model_type})"
+            raise InputError(
+                f"{name} cannot be served: it has keys of {self.shape.head_dim} numbers and "
+                f"values of {self.shape.value_dim}, as latent attention (MLA) has, and M5's "
+                "kernels take one width; M4 serves it"
+            )
         self.vocab_size: int = model.config.get_text_config(decoder=True).vocab_size
         self.dtype, self.device = model.dtype, model.device
         self.attention_shape = AttentionShape.of(model)
@@ -137,6 +145,7 @@ def flash_decoding(
     scaling: float,
     attention_metadata: StepAttention,
     sliding_window: int | None = None,
+    s_aux: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Store keys and values, and attend. Hugging Face's modules call this once a layer.
@@ -144,12 +153,14 @@ def flash_decoding(
     Args:
         query: `[1, num_heads, num_tokens, head_dim]`.
         key: `[1, num_kv_heads, num_tokens, head_dim]`, not repeated for GQA; `value` likewise.
+        s_aux: sinks, `[num_heads]`; see `AttentionLayer`.
 
     Returns:
         `[1, num_tokens, num_heads, head_dim]`, and no attention weights.
     """
     metadata, caches, attend, launch = attention_metadata
-    layer = AttentionLayer(int(module.layer_idx), sliding_window, scaling)  # type: ignore[arg-type]
+    index = int(module.layer_idx)  # type: ignore[arg-type]
+    layer = AttentionLayer(index, sliding_window, scaling, s_aux)
     cache = caches[layer.index]
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     kv_write(key, value, *cache, metadata.slot_mapping, launch)

@@ -32,7 +32,7 @@ import torch
 
 from .gpu_tiles import decode_tile
 from .launch import PLAIN, Launch
-from .paged_prefill import LOG2_E, as_operand, paged_prefill_torch
+from .paged_prefill import LOG2_E, as_operand, load_sinks, paged_prefill_torch
 from .pdl import wait_for_previous
 from .tiles import DecodeTile
 from .triton_or_twin import next_power_of_2, num_multiprocessors, tl, triton
@@ -97,6 +97,7 @@ def flash_decode(
     window: int | None = None,
     output: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
+    sinks: torch.Tensor | None = None,
     launch: Launch = PLAIN,
 ) -> torch.Tensor:
     """Compute attention of each sequence's newest token over its whole context.
@@ -107,6 +108,7 @@ def flash_decode(
     included; 0 marks a padding row, which gets zeros and whose block table may hold anything.
     scale: factor of the scores, `head_dim ** -0.5` if None. window: tokens a query sees, itself
     included.
+    sinks: `[num_q_heads]`; for each head one more score, which has no value.
     workspace: reused between launches, and required inside a CUDA graph; None allocates one.
     The kernel may start before the previous one ends. That one must not write context_lens or
     block_table.
@@ -114,7 +116,7 @@ def flash_decode(
     """
     if not launch.runs_triton(query):
         return flash_decode_torch(
-            query, key_cache, value_cache, block_table, context_lens, scale, window, output
+            query, key_cache, value_cache, block_table, context_lens, scale, window, output, sinks
         )
     num_seqs, num_q_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
@@ -133,7 +135,7 @@ def flash_decode(
     group_pow2 = next_power_of_2(group)
     launch.kernel(_flash_decode_kernel, (workspace.programs_per_head * num_kv_heads,))(
         query, key_cache, value_cache, block_table, context_lens, output,
-        workspace.partial_output, workspace.partial_lse, workspace.arrivals,
+        workspace.partial_output, workspace.partial_lse, workspace.arrivals, sinks,
         num_seqs,
         (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         window or 0,
@@ -160,7 +162,7 @@ def flash_decode(
 @triton.jit(do_not_specialize=["num_seqs"])
 def _flash_decode_kernel(
     query, key_cache, value_cache, block_table, context_lens, output,
-    partial_output, partial_lse, arrivals,
+    partial_output, partial_lse, arrivals, sinks,
     num_seqs, score_scale, window,
     query_stride, query_head_stride, block_stride, slot_stride, head_stride, table_stride,
     output_stride, output_head_stride,
@@ -233,6 +235,9 @@ def _flash_decode_kernel(
         accumulator = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
         row_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
         row_sum = tl.zeros([ROWS], dtype=tl.float32)
+        if sinks is not None:  # they count once, with the first tile of the sequence
+            row_max = load_sinks(sinks, kv_head * GROUP + rows, is_row)
+            row_sum += tl.where(own_start == seq_start, 1.0, 0.0)
         # The same tiles, now numbered within the context.
         low = (own_start - seq_start).to(tl.int32) + first_tile
         high = tl.where(context_len > 0, (own_end - seq_start).to(tl.int32) + first_tile, 0)
@@ -382,6 +387,7 @@ def flash_decode_torch(
     scale: float | None = None,
     window: int | None = None,
     output: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Specify `flash_decode`: it is a prefill whose chunks have one token each."""
     if output is None:
@@ -389,5 +395,14 @@ def flash_decode_torch(
     output[context_lens == 0] = 0
     starts = torch.arange(len(query) + 1, dtype=torch.int32, device=query.device)
     return paged_prefill_torch(
-        query, key_cache, value_cache, block_table, context_lens, starts, scale, window, output
+        query,
+        key_cache,
+        value_cache,
+        block_table,
+        context_lens,
+        starts,
+        scale,
+        window,
+        output,
+        sinks=sinks,
     )

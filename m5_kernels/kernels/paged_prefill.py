@@ -32,6 +32,7 @@ from .tiles import PrefillTile
 from .triton_or_twin import lanes_for, next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(LOG2_E)
 
 
 def paged_prefill(
@@ -47,6 +48,7 @@ def paged_prefill(
     tile: PrefillTile | None = None,
     first_seq: torch.Tensor | None = None,
     max_seqs: int | None = None,
+    sinks: torch.Tensor | None = None,
     launch: Launch = PLAIN,
 ) -> torch.Tensor:
     """Compute causal attention of each sequence's chunk of new tokens over its context.
@@ -61,12 +63,13 @@ def paged_prefill(
     first_seq: int32 `[1]`; sequences before it (decode rows in a mixed step) are skipped. It is
     read on the device, so that a CUDA graph may hold any mixture. max_seqs: most sequences from
     there on; all, if None.
+    sinks: `[num_q_heads]`; for each head one more score, which has no value.
     Returns `[num_tokens, num_q_heads, head_dim]` (`output` if given).
     """
     if not launch.runs_triton(query):
         return paged_prefill_torch(
             query, key_cache, value_cache, block_table, context_lens, query_start_loc,
-            scale, window, output, first_seq,
+            scale, window, output, first_seq, sinks,
         )  # fmt: skip
     num_tokens, num_q_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
@@ -84,7 +87,7 @@ def paged_prefill(
     num_tiles = num_tokens // query_tokens + max_seqs
     launch.kernel(_paged_prefill_kernel, (num_kv_heads, num_tiles))(
         query, key_cache, value_cache, block_table, context_lens, query_start_loc, output,
-        first_seq, num_seqs,
+        first_seq, sinks, num_seqs,
         (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         window or 0,
         query.stride(0), query.stride(1), *key_cache.stride()[:3], block_table.stride(0),
@@ -108,7 +111,7 @@ def paged_prefill(
 @triton.jit(do_not_specialize=["num_seqs"])
 def _paged_prefill_kernel(
     query, key_cache, value_cache, block_table, context_lens, query_start_loc, output,
-    first_seq, num_seqs, score_scale, window,
+    first_seq, sinks, num_seqs, score_scale, window,
     query_stride, query_head_stride, block_stride, slot_stride, head_stride, table_stride,
     output_stride, output_head_stride,
     NUM_SEQS_PAD: tl.constexpr,
@@ -167,6 +170,9 @@ def _paged_prefill_kernel(
     # Finite, so that a row stays finite if its first tile is all masked (possible with a window).
     row_max = tl.full([ROWS], -1.0e30, dtype=tl.float32)
     row_sum = tl.zeros([ROWS], dtype=tl.float32)
+    if sinks is not None:
+        row_max = load_sinks(sinks, row_heads, row_mask) / score_scale
+        row_sum += 1.0
     low = tl.maximum(first_position - window + 1, 0) // TILE if HAS_WINDOW else 0
     first_masked = low if HAS_WINDOW else (first_position + 1) // TILE
     high = last_position // TILE + 1
@@ -223,6 +229,15 @@ def _paged_prefill_kernel(
 
 
 @triton.jit
+def load_sinks(sinks, heads, mask):
+    """Return the sinks of these heads as scores in log2, like those that attention exponentiates.
+
+    The softmax of a row begins with its sink: the maximum so far, with a weight of 1.
+    """
+    return tl.load(sinks + heads, mask=mask, other=0.0).to(tl.float32) * _LOG2_E
+
+
+@triton.jit
 def as_operand(query, cache_dtype: tl.constexpr):
     """Return queries in the dtype in which attention multiplies: their own, but fp16 with a cache
     in e4m3. fp16 has all numbers of e4m3, and one instruction converts two of them."""
@@ -243,6 +258,7 @@ def paged_prefill_torch(
     window: int | None = None,
     output: torch.Tensor | None = None,
     first_seq: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Specify `paged_prefill`: gather a sequence's KV, and attend in fp32 at least."""
     if output is None:
@@ -270,7 +286,11 @@ def paged_prefill_torch(
         visible = tokens[None, :] <= positions[:, None]
         if window is not None:
             visible &= tokens[None, :] > positions[:, None] - window
-        weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
+        scores = scores.masked_fill(~visible, -torch.inf)
+        if sinks is not None:
+            column = sinks.to(wide).view(num_kv_heads, -1, 1, 1).expand(-1, -1, query_len, 1)
+            scores = torch.cat([scores, column], -1)
+        weights = scores.softmax(-1)[..., : len(tokens)]
         output[chunk] = (
             torch.einsum("hgqk,khd->qhgd", weights, values).flatten(1, 2).to(output.dtype)
         )

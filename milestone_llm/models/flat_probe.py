@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
+from .attend import attend
 from .hf_model import with_attention
 from .kv_shape import KVShape
 
@@ -29,7 +29,6 @@ NAME = "probed_attention"
 
 FEATURES = {
     "softcap": "soft-capping of attention logits",
-    "s_aux": "attention sinks",
     "position_bias": "a bias on attention logits by distance (such as ALiBi)",
 }
 """Keywords of an attention function that change its result, and what they mean."""
@@ -58,15 +57,20 @@ class Probe:
     """`sliding_window` of each call."""
 
     def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
         """Compute causal attention of each token to the tokens of its own prompt."""
         distance = self.positions[:, None] - self.positions[None]
         is_visible = (self.owners[:, None] == self.owners[None]) & (distance >= 0)
         if self.windows[-1] is not None:
             is_visible &= distance < self.windows[-1]
-        output = F.scaled_dot_product_attention(
-            query, key, value, is_visible, scale=scaling, enable_gqa=True
+        output = attend(
+            query, key, value, is_visible, scaling=scaling, enable_gqa=True, sinks=sinks
         )
         return output.transpose(1, 2)
 
@@ -111,13 +115,15 @@ def probed_attention(
     attention_mask: torch.Tensor | None,
     *,
     attention_metadata: Probe | None = None,
+    s_aux: torch.Tensor | None = None,
     **keywords: Any,
 ) -> tuple[torch.Tensor, None]:
     """Record the arguments of a call, and compute attention. This is the tested attention function.
 
     Args:
         query: `[1, num_heads, num_tokens, head_dim]`.
-        key: `[1, num_kv_heads, num_tokens, head_dim]`; `value` likewise.
+        key: `[1, num_kv_heads, num_tokens, head_dim]`; `value` likewise, with its `value_dim`.
+        s_aux: sinks, `[num_heads]`; see `attend`.
 
     Returns:
         `[1, num_tokens, num_heads, head_dim]`, and no attention weights.
@@ -129,18 +135,20 @@ def probed_attention(
         is_off = setting is None or (isinstance(setting, (bool, int, float)) and not setting)
         if name not in HARMLESS and not is_off:
             raise UnsupportedError(FEATURES.get(name, f"attention with {name}={setting!r}"))
-    wanted = (1, probe.kv_shape.num_kv_heads, len(probe.owners), probe.kv_shape.head_dim)
-    if shape != wanted or tuple(value.shape) != wanted or query.shape[-1] != wanted[-1]:
+    kv, num_tokens = probe.kv_shape, len(probe.owners)
+    wanted = [(1, kv.num_kv_heads, num_tokens, dim) for dim in (kv.head_dim, kv.value_dim)]
+    if [shape, tuple(value.shape)] != wanted or query.shape[-1] != kv.head_dim:
+        keys, values = map(list, wanted)
         raise UnsupportedError(
             f"keys and values of shapes {list(shape)} and {list(value.shape)} where its config "
-            f"promises {list(wanted)}"
+            f"promises {keys} and {values}"
         )
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
         raise UnsupportedError("attention modules that do not know their layer's number")
     probe.num_calls[layer] = probe.num_calls.get(layer, 0) + 1
     probe.windows.append(keywords.get("sliding_window"))
-    return probe.attend(query, key, value, keywords["scaling"]), None
+    return probe.attend(query, key, value, keywords["scaling"], s_aux), None
 
 
 def _check_calls(probe: Probe, cache_layers: list[CacheLayerMixin]) -> None:

@@ -15,6 +15,9 @@ class KVShape:
     num_layers: int
     num_kv_heads: int
     head_dim: int
+    """Numbers of a key."""
+    value_dim: int
+    """Numbers of a value; with latent attention (MLA) they are fewer than those of a key."""
     dtype: torch.dtype
 
     @classmethod
@@ -25,17 +28,21 @@ class KVShape:
         """
         config = model.config.get_text_config()
         num_heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+        head_dim = getattr(config, "qk_head_dim", None) or head_dim
         return cls(
             num_layers=config.num_hidden_layers,
             num_kv_heads=getattr(config, "num_key_value_heads", None) or num_heads,
-            head_dim=getattr(config, "head_dim", None) or config.hidden_size // num_heads,
+            head_dim=head_dim,
+            value_dim=getattr(config, "v_head_dim", None) or head_dim,
             dtype=getattr(torch, dtype) if dtype else model.dtype,
         )
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes of the keys and values of one token, in all layers together."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype.itemsize
+        numbers = self.num_layers * self.num_kv_heads * (self.head_dim + self.value_dim)
+        return numbers * self.dtype.itemsize
 
 
 def kv_bytes_per_token(model: PreTrainedModel, dtype: str | None = None) -> int | None:

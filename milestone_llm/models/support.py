@@ -47,8 +47,19 @@ def check_flat(model: PreTrainedModel) -> None:
     """Check that flat batches and replaced attention (M2 to M5) give a model's own logits.
 
     Raises:
-        InputError: they do not; the message names the class, the model type and the reason.
+        InputError: they do not; the message names the class, the model type and the reason, and
+            says so if M1 serves the model.
     """
+    try:
+        _check_flat(model)
+    except InputError as error:
+        with contextlib.suppress(InputError):
+            check_padded(model)
+            error.args = (f"{error}. M1 serves it",)
+        raise
+
+
+def _check_flat(model: PreTrainedModel) -> None:
     with _refusals_name(model):
         _check_config(model)
         if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None):

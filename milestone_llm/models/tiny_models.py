@@ -51,12 +51,46 @@ TINY_FAMILIES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "query_pre_attn_scalar": 16,
     },
+    "gpt-oss": {
+        **_GROUPED,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10_000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+        },
+    },
+    "deepseek-v3": {
+        **_COMMON,
+        "num_key_value_heads": 4,
+        "intermediate_size": 128,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "moe_intermediate_size": 48,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 16,
+    },
     "opt": {**_COMMON, "ffn_dim": 128, "word_embed_proj_dim": 64, "dropout": 0.0},
     "gpt2": _COMMON,
 }
 """Config of each family of `build_tiny_model`."""
 
-_MODEL_TYPES = {"gemma3": "gemma3_text", "qwen3-moe": "qwen3_moe"}
+_MODEL_TYPES = {
+    "gemma3": "gemma3_text",
+    "deepseek-v3": "deepseek_v3",
+    "gpt-oss": "gpt_oss",
+    "qwen3-moe": "qwen3_moe",
+}
 _INIT_STD = 0.25  # so large that greedy outputs vary, and do not repeat one token
 
 _SEEDING = threading.Lock()

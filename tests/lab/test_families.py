@@ -8,6 +8,7 @@ prints the same as a table.
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import pytest
@@ -18,12 +19,21 @@ from milestone_llm.lab.families import VARIANTS, Outcome, family_names, try_fami
 IS_STORM = bool(os.environ.get("STORM"))
 FIRST_AND_SECOND = ("m1_single", "m2_batching")
 
-SERVED = ["llama", "qwen2", "mixtral", "gemma3_text", "olmo2", "glm4", "phi3", "gpt_neox"]
+SERVED = [
+    "llama",
+    "qwen2",
+    "mixtral",
+    "gemma3_text",
+    "olmo2",
+    "glm4",
+    "phi3",
+    "gpt_neox",
+    "gpt_oss",
+]
 NOT_BY_M2 = {
     "diffllama": "not called once in each of its 4 layers",
     "doge": "a sliding window of 8 that attention is not told of",
     "gemma2": "soft-capping",
-    "gpt_oss": "attention sinks",
     "jetmoe": "keys and values of shapes",
     "nemotron": "hand no keywords",
     "bloom": "cannot be replaced",
@@ -51,6 +61,16 @@ def skip_unless_known(name: str) -> None:
         pytest.skip(f"this transformers has no {name}")
 
 
+@pytest.mark.parametrize("name", ["deepseek_v2", "glm4_moe_lite"])
+def test_keys_wider_than_values_are_served_but_by_m5(name: str) -> None:
+    skip_unless_known(name)
+    for milestone in ("m2_batching", "m3_paged"):
+        assert outcome(name, milestone).kind == "equal"
+    found = outcome(name, "m5_kernels")
+    assert found.kind == "refused"
+    assert re.search("keys of 32 numbers and values of 16.*M4 serves it", found.detail)
+
+
 @pytest.mark.parametrize("milestone", ["m1_single", "m2_batching", "m5_kernels"])
 @pytest.mark.parametrize("name", SERVED)
 def test_common_families_give_the_tokens_of_generate(name: str, milestone: str) -> None:
@@ -72,6 +92,7 @@ def test_state_and_attention_of_other_kinds_are_refused_by_name(
     found = outcome(name, milestone)
     assert found.kind == "refused"
     assert any(feature in found.detail for feature in features.split("|")), found.detail
+    assert found.detail.endswith("M1 serves it") == (name in NOT_BY_M2 and milestone != "m1_single")
 
 
 @pytest.mark.parametrize("name", ["bloom", "granite_swa", "llama"])

@@ -424,3 +424,31 @@ def test_stop_tokens_come_from_the_generation_config_first():
     assert stop_token_ids(model) == {5}
     model.config.eos_token_id = None
     assert stop_token_ids(model) == frozenset()
+
+
+FOUR_BITS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def test_experts_in_mxfp4_are_expanded_while_they_are_loaded(tmp_path):
+    """Blocks of 32 numbers of four bits, the low half of a byte first, and a power of two each."""
+    pytest.importorskip("accelerate")
+    model = build_tiny_model("gpt-oss", intermediate_size=64).bfloat16()
+    model.config.quantization_config = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["lm_head", "model.embed_tokens"],
+    }
+    model.config.save_pretrained(tmp_path)
+    del model.config.quantization_config
+    weights = dict(model.state_dict())
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        num_experts, in_size, out_size = weights.pop(name).shape
+        blocks = torch.randint(0, 256, (num_experts, out_size, in_size // 32, 16)).byte()
+        scales = torch.randint(122, 126, blocks.shape[:-1]).byte()
+        weights |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+        numbers = FOUR_BITS[torch.stack([blocks & 15, blocks >> 4], -1).long()].flatten(-2)
+        numbers *= torch.exp2(scales[..., None].float() - 127)
+        model.get_parameter(name).copy_(numbers.flatten(-2).transpose(1, 2))
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded = load_model(str(tmp_path), dtype="float32", device="cpu").model
+    for name, wanted in model.state_dict().items():
+        assert torch.equal(loaded.get_parameter(name), wanted.float()), name

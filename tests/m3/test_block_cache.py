@@ -90,3 +90,10 @@ def test_of_a_rows_blocks_the_one_it_begins_and_does_not_fill_is_cleared(start, 
     row = ScheduledRequest(of_length("a", 9, 1), start, end - start, blocks=[4, 2, 5])
     cache.clear_last_blocks([row])
     assert all(map(torch.equal, snapshot(cache), expected))
+
+
+@pytest.mark.parametrize("family", ["llama", "deepseek-v3"])
+def test_a_block_takes_the_memory_that_the_shape_says(family):
+    cache = BlockCache(tiny_model(family), NUM_BLOCKS, BLOCK_SIZE)
+    num_bytes = sum(tensor.nbytes for tensor in snapshot(cache))
+    assert num_bytes == NUM_BLOCKS * BLOCK_SIZE * cache.shape.bytes_per_token

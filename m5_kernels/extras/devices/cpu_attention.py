@@ -13,11 +13,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from m5_kernels.decoder.attention import AttentionLayer, AttentionShape
 from m5_kernels.kernels.launch import PLAIN, Launch
 from m5_kernels.kernels.step_metadata import StepMetadata
+from milestone_llm.models.attend import attend
 
 SIMILAR = 1.25
 """Rows attend together if the longest has at most so many times the tokens of the shortest."""
@@ -64,28 +64,29 @@ class CPUAttention:
         launch: Launch = PLAIN,
     ) -> torch.Tensor:
         """Attend for all tokens of a step. See `AttentionBackend`."""
-        window, scale = layer.window, layer.scale
+        window = layer.window
         if metadata is not self._metadata:
             self._metadata, self._batches = metadata, {}
         if window not in self._batches:
             self._batches[window] = plan_batches(metadata, key_cache.shape[1], window)
         batches = self._batches[window]
         if len(batches) == 1 and batches[0].tokens is None:
-            return attend(query, key_cache, value_cache, batches[0], scale)
+            return attend_batch(query, key_cache, value_cache, batches[0], layer)
         output = query.new_zeros(query.shape)
         for batch in batches:
             assert batch.tokens is not None
             own = query.index_select(0, batch.tokens)
-            output.index_copy_(0, batch.tokens, attend(own, key_cache, value_cache, batch, scale))
+            own = attend_batch(own, key_cache, value_cache, batch, layer)
+            output.index_copy_(0, batch.tokens, own)
         return output
 
 
-def attend(
+def attend_batch(
     query: torch.Tensor,
     key_cache: torch.Tensor,
     value_cache: torch.Tensor,
     batch: AttentionBatch,
-    scale: float | None,
+    layer: AttentionLayer,
 ) -> torch.Tensor:
     """Return attention of a batch's tokens, `[num_tokens, num_q_heads, head_dim]` as queries."""
     num_kv_heads, head_dim = key_cache.shape[2:]
@@ -97,12 +98,13 @@ def attend(
     )
     if batch.query_len == 1:
         rows = query.unflatten(1, (num_kv_heads, -1))
-        output = F.scaled_dot_product_attention(rows, keys, values, batch.mask, scale=scale)
+        output = attend(rows, keys, values, batch.mask, scaling=layer.scale, sinks=layer.sinks)
         return output.flatten(1, 2)
     rows = query.unflatten(0, (-1, batch.query_len)).transpose(1, 2)
-    output = F.scaled_dot_product_attention(
-        rows, keys, values, batch.mask, is_causal=batch.mask is None, scale=scale, enable_gqa=True
-    )
+    output = attend(
+        rows, keys, values, batch.mask, scaling=layer.scale, is_causal=batch.mask is None,
+        enable_gqa=True, sinks=layer.sinks,
+    )  # fmt: skip
     return output.transpose(1, 2).flatten(0, 1)
 
 

@@ -49,7 +49,8 @@ class HopperChunks:
         launch: Launch,
     ) -> None:
         """Compute causal attention of each chunk over its context."""
-        if metadata.chunk_plan is None or layer.window is not None:
+        has_all = layer.window is None and layer.sinks is None
+        if metadata.chunk_plan is None or not has_all:
             self.fallback(query, key_cache, value_cache, metadata, layer, output, launch)
             return
         from .hopper_prefill import hopper_prefill  # Gluon: NVIDIA's GPUs alone

@@ -22,7 +22,7 @@ from m5_kernels.kernels.flash_decode import (
     worker_of,
 )
 from m5_kernels.kernels.launch import PLAIN, Launch
-from m5_kernels.kernels.paged_prefill import LOG2_E, as_operand
+from m5_kernels.kernels.paged_prefill import LOG2_E, as_operand, load_sinks
 from m5_kernels.kernels.pdl import wait_for_previous
 from m5_kernels.kernels.step_metadata import StepMetadata
 from m5_kernels.kernels.triton_or_twin import next_power_of_2, tl, triton
@@ -44,6 +44,7 @@ def attend_drafts(
     window: int | None = None,
     output: torch.Tensor | None = None,
     workspace: DecodeWorkspace | None = None,
+    sinks: torch.Tensor | None = None,
     launch: Launch = PLAIN,
 ) -> torch.Tensor:
     """Do what `flash_decode` does, if some sequences are draft tokens. The twin is the same.
@@ -54,7 +55,7 @@ def attend_drafts(
     """
     if not launch.runs_triton(query):
         return flash_decode_torch(
-            query, key_cache, value_cache, block_table, context_lens, scale, window, output
+            query, key_cache, value_cache, block_table, context_lens, scale, window, output, sinks
         )
     num_seqs, num_q_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
@@ -73,7 +74,7 @@ def attend_drafts(
     group_pow2 = next_power_of_2(group)
     launch.kernel(_attend_drafts_kernel, (workspace.programs_per_head * num_kv_heads,))(
         query, key_cache, value_cache, block_table, context_lens, output,
-        workspace.partial_output, workspace.partial_lse, workspace.arrivals, offsets,
+        workspace.partial_output, workspace.partial_lse, workspace.arrivals, offsets, sinks,
         num_seqs,
         (head_dim**-0.5 if scale is None else scale) * LOG2_E,
         window or 0,
@@ -156,14 +157,14 @@ class VerificationAttention:
         return attend_drafts(
             query, key_cache, value_cache, m.block_table, m.decode_lens,
             self.offsets[:num_positions], layer.scale, layer.window, workspace=self.workspace,
-            launch=launch,
+            sinks=layer.sinks, launch=launch,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
 def _attend_drafts_kernel(
     query, key_cache, value_cache, block_table, context_lens, output,
-    partial_output, partial_lse, arrivals, offsets,
+    partial_output, partial_lse, arrivals, offsets, sinks,
     num_seqs, score_scale, window,
     query_stride, query_head_stride, block_stride, slot_stride, head_stride, table_stride,
     output_stride, output_head_stride,
@@ -247,6 +248,9 @@ def _attend_drafts_kernel(
         accumulator = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
         row_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
         row_sum = tl.zeros([ROWS], dtype=tl.float32)
+        if sinks is not None:  # they count once, with the first tile of the group
+            row_max = load_sinks(sinks, kv_head * GROUP + rows % GROUP_POW2, is_head)
+            row_sum += tl.where(own_start == seq_start, 1.0, 0.0)
         low = (own_start - seq_start).to(tl.int32) + first_tile
         high = tl.where(context_len > 0, (own_end - seq_start).to(tl.int32) + first_tile, 0)
         table = block_table + last_place * table_stride

@@ -23,17 +23,22 @@ def check_decode(
     window: int | None = None,
     tile: DecodeTile | None = None,
     launches: int = 1,
+    has_sinks: bool = False,
     **sizes: Any,
 ) -> None:
     batch = random_batch(context_lens, [1] * len(context_lens), device, **sizes)
+    sinks = sinks_of(batch, has_sinks)
     workspace = workspace_of(batch, tile)
     workspace.partial_output.fill_(torch.nan)
     workspace.partial_lse.fill_(torch.nan)
-    expected = flash_decode_torch(*batch.decode_inputs, window=window)
+    expected = flash_decode_torch(*batch.decode_inputs, window=window, sinks=sinks)
     outputs = []
     for _ in range(launches):
         outputs.append(torch.full_like(batch.query, torch.nan))
-        flash_decode(*batch.decode_inputs, window=window, output=outputs[-1], workspace=workspace)
+        flash_decode(
+            *batch.decode_inputs, window=window, output=outputs[-1], workspace=workspace,
+            sinks=sinks,
+        )  # fmt: skip
         assert not workspace.arrivals.any(), "the next launch would wait for nobody"
     assert relative_error(outputs[0], expected) < MAX_ERROR[expected.dtype]
     assert not outputs[0][batch.context_lens == 0].any(), "padding"
@@ -47,14 +52,22 @@ def check_prefill(
     device: str,
     window: int | None = None,
     tile: PrefillTile | None = SMALL,
+    has_sinks: bool = False,
     **sizes: Any,
 ) -> None:
     batch = random_batch(context_lens, query_lens, device, **sizes)
     arguments = *batch.decode_inputs, batch.query_start_loc
     output = torch.full_like(batch.query, torch.nan)
-    paged_prefill(*arguments, window=window, output=output, tile=tile)
-    expected = paged_prefill_torch(*arguments, window=window)
+    sinks = sinks_of(batch, has_sinks)
+    paged_prefill(*arguments, window=window, output=output, tile=tile, sinks=sinks)
+    expected = paged_prefill_torch(*arguments, window=window, sinks=sinks)
     assert relative_error(output, expected) < MAX_ERROR[expected.dtype]
+
+
+def sinks_of(batch: PagedBatch, has_sinks: bool) -> torch.Tensor | None:
+    """Sinks that take a part of the weight: of the first head nearly all."""
+    num_heads, device = batch.query.shape[1], batch.query.device
+    return torch.linspace(9, -1, num_heads, device=device) if has_sinks else None
 
 
 def random_batch(
@@ -139,6 +152,14 @@ def test_sliding_window(window: int, device: str) -> None:
     check_prefill([40, 19], [12, 19], device, window)
 
 
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("group", [1, 3])
+def test_sinks_count_once_in_each_row(window: int | None, group: int, device: str) -> None:
+    sizes: dict[str, Any] = {"num_q_heads": 2 * group, "num_kv_heads": 2, "has_sinks": True}
+    check_decode([70, 1, 0, 20, 130], device, window, DecodeTile(16, 2, 2, 2), **sizes)
+    check_prefill([40, 19, 1], [12, 19, 1], device, window, **sizes)
+
+
 def test_prefill_of_the_tail_of_a_mixed_step_leaves_decode_rows_alone(device: str) -> None:
     batch = random_batch([30, 20, 25], [1, 1, 12], device)
     query, keys, values, *tables = *batch.decode_inputs, batch.query_start_loc
@@ -159,6 +180,7 @@ def test_large_mixed_batches(dtype: torch.dtype, head_dim: int, window: int | No
         "num_kv_heads": 8,
         "head_dim": head_dim,
         "dtype": dtype,
+        "has_sinks": window is not None,
     }
     lens = [0, 1, 4000, 17, 0, 900, 1024, 33, 6000, 15, 16, 0]
     check_decode(lens, "cuda", window, launches=20, **sizes)

@@ -65,9 +65,10 @@ def metadata_of(batch: PagedBatch, chunks: list[int]) -> StepMetadata:
 def test_attention(
     lens: list[int], chunks: list[int], window: int | None, dtype: torch.dtype
 ) -> None:
+    sinks = torch.linspace(-1, 3, 6) if window == 7 else None
     batch = PagedBatch.random(lens, chunks, 6, 2, 16, 4, dtype, "cpu")
     metadata = metadata_of(batch, chunks)
-    layer = AttentionLayer(0, window)
+    layer = AttentionLayer(0, window, sinks=sinks)
     arguments = batch.query, batch.key_cache, batch.value_cache, metadata, layer
     twin, attend = Attention(*SIZES), CPUAttention(*SIZES)
     close(attend(*arguments), twin(*arguments))

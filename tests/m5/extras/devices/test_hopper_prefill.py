@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 import torch
 
+from m5_kernels.decoder.attention import AttentionLayer
+from m5_kernels.extras.devices.hopper_chunks import MIN_TOKENS, HopperChunks
 from m5_kernels.extras.devices.hopper_prefill_tiles import QUERIES, prefill_tiles
+from m5_kernels.kernels.launch import PLAIN
 from m5_kernels.kernels.paged_prefill import paged_prefill_torch
+from m5_kernels.kernels.step_metadata import StepMetadata
 from m5_kernels.tools.measure import PagedBatch
 
 HAS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
@@ -55,6 +60,27 @@ def test_tiles_cover_each_row_of_a_chunk_once_and_the_longest_walks_come_first(s
     assert output[:num_decodes].isnan().all()
     expected = paged_prefill_torch(*batch.decode_inputs, batch.query_start_loc)
     torch.testing.assert_close(output[num_decodes:], expected[num_decodes:])
+
+
+@pytest.mark.parametrize("layer", [AttentionLayer(0, 7), AttentionLayer(0, sinks=torch.ones(2))])
+def test_layers_with_a_window_or_sinks_are_left_to_the_lesson(layer):
+    batch = PagedBatch.random([20], [20], 2, 1, 16, 4, torch.float32, "cpu")
+    metadata = StepMetadata.allocate(MIN_TOKENS, 1, batch.block_table.shape[1], "cpu")
+    metadata = dataclasses.replace(
+        metadata,
+        context_lens=batch.context_lens,
+        query_start_loc=batch.query_start_loc,
+        block_table=batch.block_table,
+        first_chunk=torch.tensor([0]),
+        num_chunks=1,
+        chunk_plan=torch.zeros(1),
+    )
+    output = torch.empty_like(batch.query)
+    HopperChunks()(*batch.decode_inputs[:3], metadata, layer, output, PLAIN)
+    expected = paged_prefill_torch(
+        *batch.decode_inputs, batch.query_start_loc, window=layer.window, sinks=layer.sinks
+    )
+    torch.testing.assert_close(output, expected)
 
 
 @pytest.mark.gpu

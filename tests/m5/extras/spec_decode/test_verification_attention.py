@@ -6,6 +6,7 @@ Any number of guesses, heads and windows; what no token was written to holds non
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +22,12 @@ MAX_ERROR = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
 @pytest.mark.parametrize(("group", "num_kv_heads"), [(1, 1), (3, 2), (4, 1), (16, 1)])
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("window", "has_sinks"), [(None, False), (20, False), (20, True)])
 def test_guesses_attend_with_their_request(
-    group: int, num_kv_heads: int, window: int | None, device: str
+    group: int, num_kv_heads: int, window: int | None, has_sinks: bool, device: str
 ) -> None:
-    check_guesses([60, 31, 16, 1], [3, 0, 5, 20], window, group, num_kv_heads, 32, device)
+    lens, num_drafts = [60, 31, 16, 1], [3, 0, 5, 20]
+    check_guesses(lens, num_drafts, window, group, num_kv_heads, 32, device, has_sinks=has_sinks)
 
 
 @pytest.mark.gpu
@@ -33,7 +35,8 @@ def test_guesses_attend_with_their_request(
 @pytest.mark.parametrize("window", [None, 500])
 def test_many_guesses_of_long_contexts(group: int, window: int | None) -> None:
     lens = [5000, 1, 127, 900, 1023, 64, 2000, 30000]
-    check_guesses(lens, [3, 7, 1, 0, 3, 15, 3, 3], window, group, 2, 128, "cuda", torch.bfloat16)
+    num_drafts, dtype, has_sinks = [3, 7, 1, 0, 3, 15, 3, 3], torch.bfloat16, window is not None
+    check_guesses(lens, num_drafts, window, group, 2, 128, "cuda", dtype, has_sinks)
 
 
 def check_guesses(
@@ -45,6 +48,7 @@ def check_guesses(
     head_dim: int,
     device: str,
     dtype: torch.dtype = torch.float32,
+    has_sinks: bool = False,
 ) -> None:
     """Places of requests side by side; of every other one the last guess was not to be made."""
     longest = [length + guesses for length, guesses in zip(lens, num_drafts, strict=True)]
@@ -71,6 +75,10 @@ def check_guesses(
     workspace.partial_output.fill_(torch.nan)
     workspace.partial_lse.fill_(torch.nan)
     output = torch.full_like(query, torch.nan)
-    attend_drafts(*arguments, numbers[1], window=window, output=output, workspace=workspace)
-    assert relative_error(output, flash_decode_torch(*arguments, window=window)) < MAX_ERROR[dtype]
+    options: dict[str, Any] = {
+        "window": window,
+        "sinks": torch.linspace(9, -1, query.shape[1], device=device) if has_sinks else None,
+    }
+    attend_drafts(*arguments, numbers[1], output=output, workspace=workspace, **options)
+    assert relative_error(output, flash_decode_torch(*arguments, **options)) < MAX_ERROR[dtype]
     assert not workspace.arrivals.any()
