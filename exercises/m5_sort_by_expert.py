@@ -13,8 +13,8 @@ rows that it does not use hold -1:
     sorted_pairs  [ 1, 4,  3, -1,  0, 2,  5, -1,  -1, -1 ]
 
 How many tiles there are depends on what the router has chosen. A CUDA graph is launched the same
-way whatever it has chosen, so the results have the shape of the most tiles, and nothing on the way
-may wait for the GPU: no `.item()`, `.tolist()`, `bincount`, `nonzero` or `tensor[mask]`. The test
+way for every choice. So the results have the shape of the most tiles, and nothing on the way may
+wait for the GPU: no `.item()`, `.tolist()`, `bincount`, `nonzero` or `tensor[mask]`. The test
 also runs it on tensors that have a shape and no values (`device="meta"`). The engine does this in
 one kernel, m5_kernels/extras/experts/sorting.py.
 

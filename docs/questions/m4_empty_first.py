@@ -14,7 +14,7 @@ free = CachingBlockPool.free
 
 
 def longest_free_first(self: CachingBlockPool, block: int) -> None:
-    """Free a block as M3 does: after all others, whatever is in it."""
+    """Free a block as M3 does: after all others, also if it holds nothing to find."""
     free(self, block)
     if not self.ref_counts[block]:
         self.free_blocks.move_to_end(block)

@@ -92,7 +92,7 @@ def without_skinny_linear(chosen: Backend) -> Backend:
 
 
 def without_fused(chosen: Backend) -> Backend:
-    """Compute with Hugging Face's modules, whatever the family."""
+    """Compute with Hugging Face's modules, also if there is a fused decoder."""
     return replace(chosen, decoder=HFDecoder)
 
 

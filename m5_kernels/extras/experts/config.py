@@ -34,7 +34,7 @@ class ExpertsConfig:
     block: str = "mlp"
     """Name of the whole in a layer."""
     routes_in_fp32: bool = False
-    """Whether the router multiplies in fp32, whatever the model's dtype."""
+    """Whether the router multiplies in fp32 and not in the model's dtype."""
 
 
 def _qwen2_moe(c: Any) -> ExpertsConfig:

@@ -6,7 +6,7 @@
 
 One product an expert would be 128 launches, most of them with a handful of rows, and the host would
 have to know how many. Here the tiles of all experts are one grid. A weight is read once by each
-tile of its expert. Programs with the same rows follow each other, so whatever they share is in L2.
+tile of its expert. Programs with the same rows follow each other, so these rows are in L2.
 
     gate_up   rows of hidden, gathered by token -> silu(gate) * up     [num_pairs, size]
     down      rows of gate_up, times the router's weight               [num_pairs, hidden_size]

@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from m5_kernels.decoder.linear import LinearMethod, LinearWeight, Weight
 from m5_kernels.decoder.ops import DecoderOps
 from m5_kernels.kernels.launch import PLAIN, Launch
-from m5_kernels.kernels.silu_mul import silu_mul_torch
 from milestone_llm.core.errors import InputError
 
 from .fp8_one_row import one_row_fp8
@@ -106,7 +105,9 @@ class Fp8Linear(LinearMethod):
         if isinstance(hidden, torch.Tensor) and len(hidden) <= 1:
             return one_row_fp8(hidden, weight, bias, is_gated=True, launch=launch)
         product = self.apply(hidden, weight, bias, launch)
-        return silu_mul_rounded(product, launch) if self.is_fused else silu_mul_torch(product)
+        return (
+            silu_mul_rounded(product, launch) if self.is_fused else self.activate(product, launch)
+        )
 
     # -- what a step's launches ask ----------------------------------------------------------
 

@@ -10,7 +10,6 @@ groups of 32, whose scales and minima have 6 bits and are in units of the block'
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 
 import numpy as np
@@ -47,7 +46,8 @@ def int4_groups(data: Tensor, kind: str, num_columns: int) -> Int4Groups:
 
 def dequantized(data: Tensor, kind: str) -> Tensor:
     """Return the numbers of a matrix or a vector in fp32, from its bytes."""
-    gguf = importlib.import_module("gguf")
+    import gguf  # an extra of the package
+
     array = data.numpy()
     if kind in ("F32", "F16"):
         array = array.view(np.float32 if kind == "F32" else np.float16)

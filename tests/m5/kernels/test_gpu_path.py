@@ -94,7 +94,7 @@ def test_replayed_steps_that_overlap_give_the_tokens_of_m4(wanted, machine):
 
 
 def in_modules(chosen: Backend) -> Backend:
-    """Hugging Face's modules, whatever the family."""
+    """Hugging Face's modules, although there is a fused decoder."""
     return replace(chosen, decoder=HFDecoder)
 
 
