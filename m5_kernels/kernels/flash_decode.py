@@ -35,7 +35,7 @@ from .launch import PLAIN, Launch
 from .paged_prefill import LOG2_E, as_operand, load_sinks, paged_prefill_torch
 from .pdl import wait_for_previous
 from .tiles import DecodeTile
-from .triton_or_twin import next_power_of_2, num_multiprocessors, tl, triton
+from .triton_or_twin import HAS_PTX, next_power_of_2, num_multiprocessors, tl, triton
 
 MIN_ROWS = 16
 """Rows of the smallest matrix product."""
@@ -179,6 +179,9 @@ def _flash_decode_kernel(
     IS_LARGE_CACHE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
+    IN_PAIRS: tl.constexpr = (
+        HAS_PTX and value_cache.dtype.element_ty == tl.float8e4nv and HEAD_DIM == HEAD_DIM_PAD
+    )
     # The programs of a KV head share its tiles; `worker` is the number of this program among them.
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     worker = tl.program_id(0) // NUM_KV_HEADS
@@ -213,6 +216,7 @@ def _flash_decode_kernel(
     row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     heads = (kv_head * GROUP + rows)[:, None]
     cache_dims = kv_head * head_stride + dims
+    pairs = kv_head * head_stride // 2 + tl.arange(0, HEAD_DIM_PAD // 2)
     seq = first_seq
     while seq <= last_seq:
         # The sequence has the tiles from seq_start to seq_end. This program computes the ones from
@@ -232,7 +236,11 @@ def _flash_decode_kernel(
         first_start = start_of_share(first_worker, num_workers, total_tiles)
         first_slot = (first_start != seq_start).to(tl.int32)
 
-        accumulator = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
+        if IN_PAIRS:
+            even_dims = tl.zeros([ROWS, HEAD_DIM_PAD // 2], dtype=tl.float32)
+            odd_dims = tl.zeros([ROWS, HEAD_DIM_PAD // 2], dtype=tl.float32)
+        else:
+            accumulator = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
         row_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
         row_sum = tl.zeros([ROWS], dtype=tl.float32)
         if sinks is not None:  # they count once, with the first tile of the sequence
@@ -256,6 +264,7 @@ def _flash_decode_kernel(
             other=0.0,
         )
         q = as_operand(q, key_cache.dtype.element_ty)
+        value_pairs = value_cache.to(tl.pointer_type(tl.int16), bitcast=True)
         for tile in range(low, high):
             if IS_LARGE_CACHE:
                 blocks = blocks.to(tl.int64)
@@ -280,14 +289,23 @@ def _flash_decode_kernel(
             weights = tl.exp2(scores - new_max[:, None])
             row_sum = row_sum * rescale + tl.sum(weights, 1)
             row_max = new_max
-            if HEAD_DIM == HEAD_DIM_PAD:
-                values = tl.load(value_cache + pointers)
+            if IN_PAIRS:
+                pointers = value_pairs + (slots // 2)[:, None] + pairs[None, :]
+                even, odd = halves_of_pairs(tl.load(pointers))
+                even_dims = tl.dot(weights.to(q.dtype), even, even_dims * rescale[:, None])
+                odd_dims = tl.dot(weights.to(q.dtype), odd, odd_dims * rescale[:, None])
             else:
-                values = tl.load(value_cache + pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-            accumulator = accumulator * rescale[:, None]
-            accumulator = tl.dot(
-                weights.to(q.dtype), values.to(q.dtype), accumulator, input_precision="ieee"
-            )
+                if HEAD_DIM == HEAD_DIM_PAD:
+                    values = tl.load(value_cache + pointers)
+                else:
+                    mask = (dims < HEAD_DIM)[None, :]
+                    values = tl.load(value_cache + pointers, mask=mask, other=0.0)
+                accumulator = accumulator * rescale[:, None]
+                accumulator = tl.dot(
+                    weights.to(q.dtype), values.to(q.dtype), accumulator, input_precision="ieee"
+                )
+        if IN_PAIRS:
+            accumulator = tl.reshape(tl.join(even_dims, odd_dims), [ROWS, HEAD_DIM_PAD])
         result = accumulator / tl.where(row_sum > 0, row_sum, 1.0)[:, None]
 
         output_pointers = output + seq * output_stride + heads * output_head_stride + dims[None, :]
@@ -311,6 +329,34 @@ def _flash_decode_kernel(
                 tl.store(arrival, 0)  # as the next launch expects it
         seq_start = seq_end
         seq += 1
+
+
+@triton.jit
+def halves_of_pairs(pairs):
+    """Return the first and the second e4m3 of each pair in 16 bits, in fp16.
+
+    The rows of a product's right side are its sum's terms. With bytes, the instruction that brings
+    them from shared memory in the order of the tensor core is missing; with 16 bits there is one.
+    """
+    return tl.inline_asm_elementwise(
+        """
+        {
+        .reg .b32 bytes;
+        .reg .b16 two, none;
+        prmt.b32 bytes, $2, 0, 0x4420;
+        mov.b32 {two, none}, bytes;
+        cvt.rn.f16x2.e4m3x2 $0, two;
+        prmt.b32 bytes, $2, 0, 0x4431;
+        mov.b32 {two, none}, bytes;
+        cvt.rn.f16x2.e4m3x2 $1, two;
+        }
+        """,
+        "=r,=r,r",
+        [pairs],
+        dtype=(tl.float16, tl.float16),
+        is_pure=True,
+        pack=2,
+    )
 
 
 @triton.jit

@@ -25,7 +25,7 @@ from milestone_llm.lab.bench.measure import Results, measure, run_engine
 from milestone_llm.lab.bench.workloads import WorkItem
 
 from .bench_all_reduce import print_all_reduces
-from .bench_limits import limit_text, seconds_at_best
+from .bench_limits import Bits, limit_text, seconds_at_best
 from .bench_parts import FIELDS, OBJECTS, check_against_m4
 from .bench_profile import profile_steps
 from .measure import Ceilings
@@ -187,9 +187,8 @@ def warm_up(engine: Any, items: Sequence[WorkItem]) -> None:
 def report_limit(engine: Any, items: Sequence[WorkItem], data: dict[str, Any]) -> dict[str, float]:
     """Print how close the main engine came to the limits of this GPU."""
     median = data["contestants"][engine.milestone]["median"]
-    bits = 8 if getattr(engine.config, "quantization", None) else 0
-    ceilings = Ceilings.measure()
-    best = seconds_at_best(engine.model, items, median["steps"], ceilings, bits)
+    ceilings = Ceilings.measure(in_fp8=getattr(engine.config, "quantization", None) == "fp8")
+    best = seconds_at_best(engine.model, items, median["steps"], ceilings, Bits.of(engine.config))
     num_tokens = data["workload"]["output_tokens"]
     console.print(f"\n{limit_text(best, ceilings, median['seconds'], num_tokens)}")
     return best

@@ -9,7 +9,7 @@ lower bounds: writes, norms, sampling and the gaps between kernels are left out.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.models.kv_shape import KVShape
@@ -17,15 +17,33 @@ from milestone_llm.models.kv_shape import KVShape
 from .measure import Ceilings
 
 
+class Bits(NamedTuple):
+    """Bits of a number that a run reads. 0: as many as the model's dtype has."""
+
+    weights: int = 0
+    lm_head: int = 0
+    kv: int = 0
+
+    @classmethod
+    def of(cls, config: Any) -> Bits:
+        """Return those of an engine with this configuration."""
+        quantization = getattr(config, "quantization", None)
+        weights = 8 if quantization else 0
+        kv = 8 if getattr(config, "kv_cache_dtype", None) == "fp8" else 0
+        return cls(weights, 0 if quantization == "fp8" else weights, kv)
+
+
 def seconds_at_best(
-    model: Any, items: Sequence[WorkItem], num_steps: float, ceilings: Ceilings, bits: int = 0
+    model: Any,
+    items: Sequence[WorkItem],
+    num_steps: float,
+    ceilings: Ceilings,
+    bits: Bits | None = None,
 ) -> dict[str, float]:
     """Return the least seconds to serve `items` in `num_steps` steps.
 
     They are the time for reading weights (once a step), for reading keys and values (for each
     output token after its first), and for computing prompts.
-
-    bits: of a weight; 0: the model's.
     """
     config, kv = model.config.get_text_config(), KVShape.of(model)
     tied_once = {p.data_ptr(): p.numel() for p in model.parameters()}
@@ -48,10 +66,12 @@ def seconds_at_best(
     scores = sum(2 * n * n for n in prompts) * heads * config.num_hidden_layers  # causal: half
     # The LM head is computed for a prompt's last token only, so it is left out here.
     products = 2 * (num_computed - embedding) * sum(prompts)
-    weight_bytes = num_read * (bits / 8 or model.dtype.itemsize) * num_steps
+    of_weight, of_head, of_kv = (bit / 8 or model.dtype.itemsize for bit in bits or Bits())
+    weight_bytes = ((num_read - embedding) * of_weight + embedding * of_head) * num_steps
+    kv_bytes = contexts * kv.bytes_per_token * of_kv / model.dtype.itemsize
     return {
         "weights": weight_bytes / ceilings.read_gbps / 1e9,
-        "kv": contexts * kv.bytes_per_token / ceilings.read_gbps / 1e9,
+        "kv": kv_bytes / ceilings.read_gbps / 1e9,
         "prefill": (products + scores) / ceilings.matmul_tflops / 1e12,
     }
 

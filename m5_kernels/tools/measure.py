@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -28,22 +29,31 @@ def median_us(launches: Sequence[Callable[[], object]]) -> float:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The limits of this GPU: reading, copying (read + written), bf16 matrix products."""
+    """The limits of this GPU: reading, copying (read + written), matrix products."""
 
     read_gbps: float
     copy_gbps: float
     matmul_tflops: float
 
     @classmethod
-    def measure(cls) -> Ceilings:
-        """Measure them. It takes about a second on a large GPU, and needs 5 GiB."""
+    def measure(cls, in_fp8: bool = False) -> Ceilings:
+        """Measure them. It takes about a second on a large GPU, and needs 5 GiB.
+
+        in_fp8: multiply in e4m3, not in bf16.
+        """
         source = torch.randn(2**30, dtype=torch.bfloat16, device="cuda")
         target = torch.empty_like(source)
         copy_us = median_us([lambda: torch.neg(source, out=target)])  # a copy node is slower
         read_us = median_us([lambda: source.view(torch.int32).amax()])
         left = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
         right = torch.randn(8192, 8192, dtype=torch.bfloat16, device="cuda")
-        matmul_us = median_us([lambda: left @ right])
+        multiply = partial(torch.matmul, left, right)
+        if in_fp8:
+            one, e4m3 = torch.ones((), device="cuda"), torch.float8_e4m3fn
+            multiply = partial(
+                torch._scaled_mm, left.to(e4m3), right.to(e4m3).t(), one, one, out_dtype=left.dtype
+            )
+        matmul_us = median_us([multiply])
         return cls(2**31 / read_us / 1e3, 2**32 / copy_us / 1e3, 2 * 8192**3 / matmul_us / 1e6)
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ import torch
 from m5_kernels import LLMEngine
 from m5_kernels.backends import Backend
 from m5_kernels.bench import main
-from m5_kernels.tools.bench_limits import limit_text, seconds_at_best
+from m5_kernels.tools.bench_limits import Bits, limit_text, seconds_at_best
 from m5_kernels.tools.bench_parts import OBJECTS
 from m5_kernels.tools.measure import Ceilings
 from milestone_llm.core.sampling_params import SamplingParams
@@ -107,6 +107,10 @@ def test_limit_counts_weights_a_step_and_kv_a_token() -> None:
         }
     )
     assert "reached 50% of that" in limit_text(best, ceilings, 2 * sum(best.values()), 3)
+    bits = Bits(weights=8, lm_head=0, kv=8)  # fp8: the LM head is exact
+    less = seconds_at_best(model, items, num_steps=3, ceilings=ceilings, bits=bits)
+    assert less["weights"] == pytest.approx(3 * (per_token + 4 * 199 * 64))
+    assert less["kv"] == best["kv"] / 4
 
 
 def test_limit_counts_the_experts_that_are_met() -> None:
