@@ -1,11 +1,14 @@
 """Products and attention of Qwen3-8B's layers in 16 and in 8 bits, on a GPU.
 
-    python -m docs.benchmarks.few_bits [--svg docs/images/m5_eight_bits.svg]
+    python -m docs.benchmarks.few_bits
+    python -m docs.benchmarks.few_bits --draw RECORD docs/images/m5_eight_bits.svg
 
 First each product is compared with one in fp32 of the numbers that it has. Then the four products
 of a layer are timed, for 1 to 1,024 rows, times 36 layers. Weights of three layers take turns, more
 than the L2 cache holds. The limits are reading the weights, and multiplying: both are measured.
-`--svg` draws them.
+int8 is computed by the kernels for any GPU: Hopper has its own for more than a few rows.
+
+`--draw` draws the products of a record, and needs no GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,18 +25,33 @@ from m5_kernels.decoder.linear import LinearMethod
 from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear
 from m5_kernels.extras.quantization.fp8_linear import Fp8Linear
 from m5_kernels.extras.quantization.fp8_rows import RoundedRows, ScaledRows
+from m5_kernels.extras.quantization.int8_linear import int8_linear
 from m5_kernels.extras.quantization.int8_method import Int8Linear
 from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode
+from m5_kernels.kernels.launch import Launch
 from m5_kernels.tools.measure import Ceilings, PagedBatch, median_us, relative_error
 from milestone_llm.consoles import console
 from milestone_llm.lab.bench.report import table
 
 SHAPES = {"QKV": (6144, 4096), "output": (4096, 4096), "gate": (24576, 4096), "down": (4096, 12288)}
 NUM_LAYERS, NUM_TURNS = 36, 3
+NUM_WEIGHTS = NUM_LAYERS * sum(out_size * in_size for out_size, in_size in SHAPES.values())
+COLORS = ("#4878a8", "#c08030", "#4a9060")
 ROWS = (1, 2, 8, 32, 64, 128, 256, 512, 1024)
 BATCHES = ((1, 600), (256, 700), (64, 4096), (8, 32768))
 MOST_ERROR = {"bf16": 0.005, "int8": 0.02, "fp8": 0.06}
 E4M3 = torch.float8_e4m3fn
+
+
+def int8_of_any_gpu(
+    hidden: torch.Tensor,
+    weight: Any,
+    bias: torch.Tensor | None,
+    is_gated: bool,
+    launch: Launch,
+) -> torch.Tensor:
+    """Return `hidden @ weight.T + bias` by the kernels that need no Hopper."""
+    return int8_linear(hidden, weight, bias, launch=launch)
 
 
 def layers(method: LinearMethod) -> list[dict[str, Any]]:
@@ -114,34 +133,34 @@ def measure_attention() -> list[list[str]]:
 
 def limit_ms(bits: int, num_rows: int, ceilings: Ceilings) -> float:
     """Return the least milliseconds of 36 layers' products."""
-    num_weights = NUM_LAYERS * sum(out_size * in_size for out_size, in_size in SHAPES.values())
-    reading = num_weights * bits / 8 / ceilings.read_gbps / 1e6
-    return max(reading, 2 * num_weights * num_rows / ceilings.matmul_tflops / 1e9)
+    reading = NUM_WEIGHTS * bits / 8 / ceilings.read_gbps / 1e6
+    return max(reading, 2 * NUM_WEIGHTS * num_rows / ceilings.matmul_tflops / 1e9)
 
 
-def draw(path: str, found: dict[str, list[float]], ceilings: dict[int, Ceilings]) -> None:
-    """Draw the products a second over the rows, and the two roofs."""
+def draw(record: str, path: str) -> None:
+    """Draw the products a second of a record's table over the rows, and the two limits."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FuncFormatter
 
+    lines = [line.split() for line in Path(record).read_text(encoding="utf-8").splitlines()]
+    found = [list(map(float, line[:6])) for line in lines if len(line) == 7 and line[0].isdigit()]
     plt.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "few bits"}
     figure, axes = plt.subplots(figsize=(7.5, 4.6))
-    num_products = 2 * NUM_LAYERS * sum(a * b for a, b in SHAPES.values()) / 1e9
-    colors = {"bf16": "#4878a8", "int8": "#c08030", "fp8": "#4a9060"}
-    for bits, name, shift in ((16, "16 bits", 0.82), (8, "8 bits", 1.12)):
-        roof = [num_products * n / limit_ms(bits, n, ceilings[bits]) for n in ROWS]
-        axes.plot(ROWS, roof, color="#888888", linewidth=1, linestyle="-" if bits == 16 else "--")
-        axes.text(ROWS[-1], roof[-1] * shift, f"roof of {name}", ha="right", va="center", size=9)
-    for name, took in found.items():
-        reached = [num_products * n / ms for n, ms in zip(ROWS, took, strict=True)]
-        axes.plot(ROWS, reached, "o", color=colors[name], markersize=5, label=name)
-    axes.set(xscale="log", yscale="log", xlabel="rows of a step", xticks=ROWS)
+    num_products = 2 * NUM_WEIGHTS / 1e9  # of a row
+    all_rows = [line[0] for line in found]
+    rates = [[num_products * line[0] / line[i] for line in found] for i in range(1, 6)]
+    for rate, style, name in zip(rates[3:], ("-", "--"), ("16 bits", "8 bits"), strict=True):
+        axes.plot(all_rows, rate, style, color="#888888", linewidth=1)
+        axes.text(all_rows[-1], rate[-1] * 1.12, f"limit of {name}", ha="right", size=9)
+    for rate, color, name in zip(rates, COLORS, ("bf16", "int8, any GPU", "fp8"), strict=False):
+        axes.plot(all_rows, rate, "o", color=color, markersize=5, label=name)
+    axes.set(xscale="log", yscale="log", xlabel="rows of a step", xticks=all_rows)
     axes.set_title("Products of Qwen3-8B's layers, TFLOP/s", loc="left", size=11)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda rows, _: f"{rows:.0f}"))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:,.0f}"))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.0f}"))
     axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
@@ -153,11 +172,14 @@ def draw(path: str, found: dict[str, list[float]], ceilings: dict[int, Ceilings]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Check, time, print and draw."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--svg", metavar="PATH", help="draw the products there")
+    parser.add_argument("--draw", nargs=2, metavar=("RECORD", "SVG"), help="draw a record")
     args = parser.parse_args(arguments)
+    if args.draw:
+        draw(*args.draw)
+        return
     methods = {
         "bf16": FewRowsLinear.on(torch.device("cuda")),
-        "int8": Int8Linear(),
+        "int8": Int8Linear(linear=int8_of_any_gpu),
         "fp8": Fp8Linear(is_fused=True),
     }
     ceilings = {16: Ceilings.measure(), 8: Ceilings.measure(in_fp8=True)}
@@ -180,8 +202,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console.print(table("Products of 36 layers, ms", headings, rows))
     headings = ["sequences x tokens", "bf16", "e4m3", "e4m3 gains"]
     console.print(table("Attention of a layer, us", headings, measure_attention()))
-    if args.svg:
-        draw(args.svg, found, ceilings)
 
 
 if __name__ == "__main__":
