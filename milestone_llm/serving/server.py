@@ -86,6 +86,8 @@ class Server:
             )
         )
         self._has_started = threading.Event()
+        self._event_loop: asyncio.AbstractEventLoop
+        """HTTP's, once it has started."""
         self._ending: asyncio.Task[None] | None = None
 
     def run(self, listener: socket.socket, on_ready: Callable[[], None]) -> bool:
@@ -104,7 +106,7 @@ class Server:
             with self._signals_handled(), _short_switches():
                 if self._http.started:
                     on_ready()
-                self._client.run(self._engine.deliver)
+                self._client.run(functools.partial(self._engine.deliver, self._event_loop))
         except EngineDeadError as error:
             log.error("%s", error)
             self.end(str(error), 0.0, DEATH_SECONDS)
@@ -124,7 +126,7 @@ class Server:
             self._client.stop()
 
     async def _serve_http(self, listener: socket.socket) -> None:
-        self._engine.event_loop = asyncio.get_running_loop()
+        self._event_loop = asyncio.get_running_loop()
         serving = asyncio.ensure_future(self._http.serve(sockets=[listener]))
         while not (self._http.started or serving.done()):
             await asyncio.sleep(0.001)
@@ -181,7 +183,7 @@ class Server:
 
         self._has_started.wait()
         with contextlib.suppress(RuntimeError):  # HTTP has ended
-            self._engine.event_loop.call_soon_threadsafe(begin)
+            self._event_loop.call_soon_threadsafe(begin)
 
 
 def _print_stats(line: str) -> None:

@@ -58,11 +58,6 @@ class Tracer:
                 message = f"the trace ends with step {record.step}: {error}"
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
 
-    def keep_no_records(self) -> None:
-        """Let the sinks alone have the records from now on."""
-        self.keeps_records = False
-        self.records.clear()
-
     @classmethod
     def from_option(cls, option: str | None, decode: Decode | None = None) -> Tracer | None:
         """Return the tracer for `EngineConfig.trace`; None: no tracing.

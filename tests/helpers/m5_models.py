@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from m5_kernels import EngineConfig
+from m5_kernels.backends import Backend
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.load import load_fused_decoder
@@ -21,7 +23,7 @@ from m5_kernels.device_step import DeviceStep
 from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear
 from m5_kernels.extras.families.family_decoder import FamilyDecoder
 from m5_kernels.extras.quantization.int8_method import Int8Linear
-from m5_kernels.extras.spec_decode.spec_decode_runner import SpecDecodeStep
+from m5_kernels.extras.spec_decode.spec_decode_runner import SpecDecodeRunner, SpecDecodeStep
 from m5_kernels.group import Group
 from m5_kernels.kernels.step_metadata import RowState, StepMetadata
 from m5_kernels.sampler import SamplingFeatures
@@ -229,3 +231,26 @@ class RecomputedGraphs(StepGraphs):
             tokens.copy_(self.compute(bucket, needs))
 
         return SimpleNamespace(replay=replay), tokens
+
+
+def with_recomputed_graphs(
+    chosen: Backend, graphs: Callable[..., RecomputedGraphs] = RecomputedGraphs
+) -> Backend:
+    """Return a backend whose steps have such graphs, also on a CPU.
+
+    Args:
+        graphs: makes those of a step.
+    """
+
+    runner_class: Any = chosen.runner
+
+    class Runner(runner_class):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            if isinstance(self, SpecDecodeRunner):
+                self.graphs = graphs(self.step)
+                self.runner.graphs = graphs(self.runner.device_step)
+            else:
+                self.graphs = graphs(self.device_step)
+
+    return replace(chosen, runner=Runner)

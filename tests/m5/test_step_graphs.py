@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ from helpers.engines import (
     random_prompts,
     tiny_model,
 )
-from helpers.m5_models import RecomputedGraphs, workload
+from helpers.m5_models import RecomputedGraphs, with_recomputed_graphs, workload
 from m1_single import SamplingParams
 from m5_kernels.decoder.hf_decoder import HFDecoder
 from m5_kernels.extras.tensor_parallel.rank_group import RankGroup
@@ -42,20 +43,28 @@ def tokens_of(engine: Any, work: Any) -> list[Any]:
     return [each.token_ids for output in engine.generate(*work) for each in output.outputs]
 
 
+def padded_engine(graphs: Callable[..., Any] = RecomputedGraphs, **fields: Any) -> Any:
+    return make_engine(
+        m5_kernels,
+        tiny_model(),
+        adapt_backend=lambda chosen: with_recomputed_graphs(chosen, graphs),
+        **FIELDS,
+        **fields,
+    )
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_padded_steps_give_the_tokens_of_m4(seed, poisoned):
-    engine = make_engine(m5_kernels, tiny_model(), async_scheduling=True, **FIELDS)
-    engine.runner.graphs = graphs = RecomputedGraphs(engine.runner.device_step)
+    engine = padded_engine(async_scheduling=True)
     m4 = make_engine(m4_prefix_chunked, tiny_model(), **FIELDS)
     assert tokens_of(engine, workload(seed)) == tokens_of(m4, workload(seed))
-    assert StepShape(64, 5, 5, MAX_CHUNKS) in graphs.replayed
-    assert StepShape(5, 5, 5, 0) in graphs.replayed
+    assert StepShape(64, 5, 5, MAX_CHUNKS) in engine.runner.graphs.replayed
+    assert StepShape(5, 5, 5, 0) in engine.runner.graphs.replayed
 
 
 @pytest.mark.parametrize("is_warm", [True, False])
 def test_steps_whose_graphs_memory_does_not_hold_are_launched_as_they_are(is_warm, caplog):
-    engine = make_engine(m5_kernels, tiny_model(), async_scheduling=True, **FIELDS)
-    engine.runner.graphs = graphs = RecomputedGraphs(engine.runner.device_step, capacity=2)
+    engine = padded_engine(partial(RecomputedGraphs, capacity=2), async_scheduling=True)
     if is_warm:
         engine.runner.capture_graphs()
     m4 = make_engine(m4_prefix_chunked, tiny_model(), **FIELDS)
@@ -64,14 +73,14 @@ def test_steps_whose_graphs_memory_does_not_hold_are_launched_as_they_are(is_war
     (line,) = caplog.messages
     assert ("steps, of 1, 2, 4 tokens" in line) == is_warm
     assert "Lower gpu_memory_utilization" in line
+    graphs = engine.runner.graphs
     assert graphs.replayed  # by those that are there
     assert len(graphs.tried) > 2
     assert len(graphs.tried) == len(set(graphs.tried))  # none is tried twice
 
 
 def test_a_step_that_failed_leaves_nothing_in_the_padding_of_later_steps(monkeypatch):
-    engine = make_engine(m5_kernels, async_scheduling=False, **FIELDS)
-    engine.runner.graphs = RecomputedGraphs(engine.runner.device_step)
+    engine = padded_engine(async_scheduling=False)
     break_at_call(monkeypatch, engine.runner, "launch", {3}, RuntimeError("broken"))
     with pytest.raises(RuntimeError, match="broken"):
         engine.generate(random_prompts([5] * 5), greedy(12))
@@ -140,15 +149,16 @@ def test_modules_that_no_graph_holds_are_launched_and_one_line_says_so(caplog):
         m5_kernels,
         tiny_model("gemma3"),
         async_scheduling=True,
-        adapt_backend=lambda chosen: replace(chosen, decoder=HFDecoder),
+        adapt_backend=lambda chosen: with_recomputed_graphs(
+            replace(chosen, decoder=HFDecoder), partial(Refusing, must=False)
+        ),
         **FIELDS,
     )
     assert engine.stats()["decoder"] == "Hugging Face's modules"
-    engine.runner.graphs = graphs = Refusing(engine.runner.device_step, must=False)
     caplog.clear()
     m4 = make_engine(m4_prefix_chunked, tiny_model("gemma3"), **FIELDS)
     assert tokens_of(engine, workload(1)) == tokens_of(m4, workload(1))
-    assert len(graphs.tried) == 1
+    assert len(engine.runner.graphs.tried) == 1
     assert [record.getMessage() for record in caplog.records] == [
         "Steps are launched kernel by kernel: no CUDA graph holds them "
         "(operation not permitted when stream is capturing)"

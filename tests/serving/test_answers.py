@@ -66,7 +66,7 @@ def answered(params, is_stream, tokenizing):
         of_prompt = RequestFacts(prompt_logprobs=[None, {66: Logprob(-0.5, 1)}])
         for name, facts in (("r", of_prompt), ("r/1", None), ("r/2", None)):
             message.add(EngineCoreOutput(name, [67], logprobs, "length", facts))
-        engine.deliver(message)
+        engine.deliver(asyncio.get_running_loop(), message)
         body = CompletionRequest(prompt=[65, 66], echo=True)
         bodies = ResponseBodies(request, "r", "m", body, ["AB"] * 3, Vocabulary(tokenizer))
         await ApiResponse(request, bodies, is_stream, tokenizing)({"type": "http"}, receive, send)
@@ -143,7 +143,7 @@ def named_answer(body, prompt, tokens, others=(), is_stream=False):
             reason = "length" if place == len(tokens) - 1 else None
             new = logprobs[len(prompt) + place]
             message.add(EngineCoreOutput("r", [token], [new], reason, facts))
-            engine.deliver(message)
+            engine.deliver(asyncio.get_running_loop(), message)
             await asyncio.sleep(0)
             if is_stream:
                 events.append(bodies.events(await request.outputs()))

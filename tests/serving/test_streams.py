@@ -49,10 +49,10 @@ def counted(metrics, name):
     return float(value)
 
 
-def deliver(engine, *token_ids, completion="r", finish_reason=None):
+def deliver(engine, *token_ids, completion="r", finish_reason=None, event_loop=None):
     message = EngineCoreOutputs()
     message.add(EngineCoreOutput(completion, list(token_ids), [], finish_reason))
-    engine.deliver(message)
+    engine.deliver(event_loop or asyncio.get_running_loop(), message)
 
 
 def test_an_echo_is_in_the_first_event_only():
@@ -102,7 +102,7 @@ def test_what_the_client_gets_is_what_counts(how, monkeypatch):
     async def play(engine, request):
         if how == "refused":
             refusals = {"r": Refusal("no memory", 500)}
-            engine.deliver(EngineCoreOutputs(refusals=refusals))
+            engine.deliver(asyncio.get_running_loop(), EngineCoreOutputs(refusals=refusals))
         else:
             if how == "no text":
                 monkeypatch.setattr(Detokenizer, "append", None)
@@ -153,9 +153,11 @@ def test_steps_wait_for_http_when_it_falls_far_behind():
     num_steps = 5 * MAX_MESSAGES
 
     async def play(engine, request):
+        here = asyncio.get_running_loop()
+
         def step():
             for _ in range(num_steps):
-                deliver(engine, 3)
+                deliver(engine, 3, event_loop=here)
 
         stepping = threading.Thread(target=step)
         stepping.start()
@@ -223,7 +225,10 @@ def test_a_refusal_reaches_a_request_whose_first_completion_has_ended():
     async def play(engine, request):
         deliver(engine, 3, 7)
         await request.outputs()
-        engine.deliver(EngineCoreOutputs(refusals={"r": Refusal("it has died", 503)}))
+        engine.deliver(
+            asyncio.get_running_loop(),
+            EngineCoreOutputs(refusals={"r": Refusal("it has died", 503)}),
+        )
         with pytest.raises(ApiError, match="it has died"):
             await asyncio.wait_for(request.outputs(), 1)
 

@@ -146,7 +146,6 @@ class AsyncEngine:
         self._share = max(1, max_choices // max(1, num_keys))
         """Completions for each key. One that has more leaves so many places free for others."""
         self._most_at_once = max(self._share, max_choices - self._share * (num_keys > 1))
-        self.event_loop: asyncio.AbstractEventLoop
         self.closed_because: str | None = None
         """Why no more requests are admitted; None while they are."""
         self._open: dict[ApiRequest, None] = {}
@@ -245,20 +244,23 @@ class AsyncEngine:
 
     # -- tokens ------------------------------------------------------------------------------
 
-    def deliver(self, message: EngineCoreOutputs) -> None:
+    def deliver(self, event_loop: asyncio.AbstractEventLoop, message: EngineCoreOutputs) -> None:
         """Queue a step's outputs for HTTP's thread. Called in the thread of `EngineClient.run`.
 
         While HTTP's thread is busy, messages wait, and then it takes all of them at once: one event
         of a stream may have the tokens of several steps. When `MAX_MESSAGES` wait, this thread
         waits too, and so does the engine: there are never more.
+
+        Args:
+            event_loop: HTTP's.
         """
         self._messages.append(message)
         if not self._is_to_take:  # once: other callbacks need their turn
             self._is_to_take = True
             with contextlib.suppress(RuntimeError):  # HTTP has ended
-                self.event_loop.call_soon_threadsafe(self._take_messages)
-        is_https = asyncio._get_running_loop() is self.event_loop  # must not wait for itself
-        while len(self._messages) >= MAX_MESSAGES and self.event_loop.is_running() and not is_https:
+                event_loop.call_soon_threadsafe(self._take_messages)
+        is_https = asyncio._get_running_loop() is event_loop  # must not wait for itself
+        while len(self._messages) >= MAX_MESSAGES and event_loop.is_running() and not is_https:
             self._has_taken.wait(LOOK_SECONDS)
             self._has_taken.clear()
 

@@ -83,8 +83,9 @@ class EngineSpec:
             )
             engine.warm_up()
             engine.input_processor.grammars.warm_up()
-        if isinstance(engine.tracer, Tracer):
-            engine.tracer.keep_no_records()  # a server runs too long to keep them
+        if isinstance(tracer := engine.tracer, Tracer):  # a server runs too long to keep records
+            engine.step_log.unwatch(tracer)
+            engine.step_log.watch(Tracer(tracer.sinks, keeps_records=False))
         freeze_gc_heap()
         return engine
 

@@ -25,7 +25,7 @@ from helpers.engines import (
     run_to_end,
     tiny_model,
 )
-from helpers.m5_models import RecomputedGraphs, circling, facts, nearly, workload
+from helpers.m5_models import circling, facts, nearly, with_recomputed_graphs, workload
 from m1_single import SamplingParams
 from m4_prefix_chunked.ngram import NgramProposer
 from m5_kernels.decoder.hf_decoder import HFDecoder
@@ -70,18 +70,17 @@ def test_padded_steps_with_guesses_give_the_tokens_of_m4(poisoned):
     prompts = [prompt * 3 for prompt in random_prompts([5, 7, 4])]
     fields: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 80}
     options: dict[str, Any] = {"speculation": "ngram", "async_scheduling": True}
+    options |= {"adapt_backend": with_recomputed_graphs}
     engine = make_engine(m5_kernels, tiny_model(), **options, **fields)
-    guessing = engine.runner
-    guessing.graphs = graphs = RecomputedGraphs(guessing.step)
-    guessing.runner.graphs = others = RecomputedGraphs(guessing.runner.device_step)
     plain = make_engine(m4_prefix_chunked, tiny_model(), **fields)
     wanted, got = (
         [output.token_ids for output in each.generate(prompts, SamplingParams(seed=3))]
         for each in (plain, engine)
     )
     assert got == wanted
-    assert shape_of(12) in graphs.replayed
-    assert any(shape.num_chunks == MAX_CHUNKS for shape in others.replayed)
+    assert shape_of(12) in engine.runner.graphs.replayed
+    others = engine.runner.runner.graphs.replayed
+    assert any(shape.num_chunks == MAX_CHUNKS for shape in others)
 
 
 @pytest.mark.gpu
