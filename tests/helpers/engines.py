@@ -42,27 +42,31 @@ every_milestone = pytest.mark.parametrize(
 def tiny_model(family: str = "llama", **config_overrides: Any) -> PreTrainedModel:
     """A tiny model in float64, shared by all tests. Do not change it."""
     model = build_tiny_model(family, **config_overrides).double()
+    SHARED.add(model)
     model.set_experts_implementation("eager")  # the grouped products of torch know no float64
     return model
 
 
+SHARED: set[Any] = set()
+"""Models of `tiny_model`."""
 PROBED: set[Any] = set()
-"""Milestones that have checked the shared model."""
+"""Shared models with the milestones that have checked them, and with what that depends on."""
 
 
 def make_engine(package: Any, model: Any = None, **fields: Any) -> Any:
     """Return an engine of a milestone on a tiny model. It checks its invariants after every
     step."""
     fields = {"max_num_seqs": 4, "check_invariants": True, **fields}
-    if model is not None:
-        return package.LLMEngine(model, **fields)
+    model = tiny_model() if model is None else model
+    probed = package, model, fields.get("quantization"), fields.get("adapt_backend")
     with pytest.MonkeyPatch.context() as patch:
-        if package in PROBED:  # the check takes longer than making an engine
+        if probed in PROBED:  # the check takes longer than making an engine
             probe = "check_padded" if package is m1_single else "check_flat"
             patch.setattr(f"{package.__name__}.engine.{probe}", lambda model: None)
             patch.setattr("m5_kernels.decoder.load.check_logits", lambda *given: None)
-        engine = package.LLMEngine(tiny_model(), **fields)
-    PROBED.add(package)
+        engine = package.LLMEngine(model, **fields)
+    if model in SHARED:
+        PROBED.add(probed)
     return engine
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LogitsProcessorList
 
@@ -25,6 +25,7 @@ import m5_kernels
 from helpers.engines import (
     PACKAGES,
     assert_empty,
+    every_milestone,
     greedy,
     hf_generate,
     hf_generate_once,
@@ -94,11 +95,15 @@ class Work:
 
 
 @functools.cache
+def m1_engine(family: str) -> Any:
+    return make_engine(m1_single, tiny_model(family))
+
+
+@functools.cache
 def alone(family: str, prompt: int, sampled: int, seed: int) -> list[int]:
     """The tokens of a request that has an M1 engine for itself."""
-    (output,) = make_engine(m1_single, tiny_model(family)).generate(
-        PROMPTS[prompt], Work(prompt, sampled, seed).params()
-    )
+    params = Work(prompt, sampled, seed).params()
+    (output,) = m1_engine(family).generate(PROMPTS[prompt], params)
     return output.token_ids
 
 
@@ -189,23 +194,35 @@ CASES = [(each, name) for each in PACKAGES[:4] for name in TINY_FAMILIES]
 CASES += [(m5_kernels, name) for name in ("llama", "mistral")]
 
 
+# Memory is freed by an abort and taken by a longer request while others decode.
+SWAPPED = [
+    Work(0, n=3),
+    Work(6, 1, n=2),
+    Work(1, 2, abort=2),
+    Work(2, 3, arrival=2),
+    Work(3, 4, n=3, arrival=3),
+]
+
+
 @pytest.mark.parametrize(
     ("package", "family"), CASES, ids=[f"{each.__name__}-{name}" for each, name in CASES]
 )
-@settings(max_examples=3)
-@given(works=works, limits=limits)
-@example(works=[Work(number) for number in range(len(PROMPTS))], limits=TIGHT)
-@example(  # memory is freed by an abort and taken by a longer request while others decode
-    works=[
-        Work(0, n=3),
-        Work(6, 1, n=2),
-        Work(1, 2, abort=2),
-        Work(2, 3, arrival=2),
-        Work(3, 4, n=3, arrival=3),
-    ],
-    limits={**TIGHT, "max_num_seqs": 3, "spare_tokens": 16, "preemption": "swap"},
-)
-def test_each_request_equals_itself_run_alone(package, family, works, limits):
+def test_each_request_equals_itself_run_alone(package, family):
+    assert_served_as_alone(package, family, [Work(n) for n in range(len(PROMPTS))], TIGHT)
+    wider = {**TIGHT, "max_num_seqs": 3, "spare_tokens": 16, "preemption": "swap"}
+    assert_served_as_alone(package, family, SWAPPED, wider)
+
+
+@every_milestone
+@settings(max_examples=10)
+@given(family=st.sampled_from(list(TINY_FAMILIES)), works=works, limits=limits)
+def test_random_requests_equal_themselves_run_alone(package, family, works, limits):
+    assert_served_as_alone(package, family, works, limits)
+
+
+def assert_served_as_alone(
+    package: Any, family: str, works: list[Work], limits: dict[str, Any]
+) -> None:
     engine = engine_of(package, family, limits)
     can_fork = package.__name__ >= "m3"
     for _ in range(2 if package.__name__ >= "m4" else 1):
