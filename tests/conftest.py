@@ -61,7 +61,12 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` deselects by marker
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip `gpu` tests without CUDA; mark tests that use the real model `smollm2`."""
+    """Skip `gpu` tests without CUDA; mark tests that use the real model `smollm2`.
+
+    The test that takes longest comes first, then those that `helpers.forked` starts processes for.
+    So they are all in one of the two processes of `make test`, which imports once for them.
+    """
+    items.sort(key=_turn)
     for item in items:
         if "smollm2" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.smollm2)
@@ -70,6 +75,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
             if not torch.cuda.is_available():
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def _turn(item: Any) -> int:
+    if item.path.name == "test_interpreted_kernels.py":
+        return 0
+    forks = not vars(item.module).keys().isdisjoint(("forked", "process", "run_python"))
+    return 1 if forks or item.path.parent.name in ("clients", "serving") else 2
 
 
 def pytest_collection_finish() -> None:

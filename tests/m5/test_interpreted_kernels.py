@@ -16,7 +16,6 @@ import torch
 from m5_kernels.kernels.triton_or_twin import HAS_TRITON
 
 ROOT = Path(__file__).parents[2]
-GPU_PATH = "tests/m5/kernels/test_gpu_path.py"
 TRITON_COURSE = "tests/exercises/test_build_triton.py"
 
 pytestmark = [
@@ -27,25 +26,12 @@ pytestmark = [
 
 @pytest.mark.slow
 def test_interpreted_kernels_of_extras_equal_their_twins(kernel_tests: list[str]) -> None:
-    extras = [tests for tests in kernel_tests if "extras" in tests]
-    interpreted(*extras)
-    interpreted("-m", "slow", "tests/m5/kernels", f"--ignore={GPU_PATH}")
+    interpreted(*(tests for tests in kernel_tests if "extras" in tests))
+    interpreted("-m", "slow", "tests/m5/kernels")
 
 
-def test_interpreted_kernels_equal_their_twins(kernel_tests: list[str]) -> None:
-    interpreted(
-        "-m",
-        "not slow",
-        *(tests for tests in kernel_tests if "extras" not in tests),
-        f"--ignore={GPU_PATH}",
-        TRITON_COURSE,
-    )
-
-
-@pytest.mark.parametrize("which", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
-def test_the_engine_takes_its_gpu_path(which: str) -> None:
-    """On a device that stands in for a GPU; apart from the kernels, to be run beside them."""
-    interpreted("-m", which, GPU_PATH)
+def test_interpreted_kernels_equal_their_twins_and_serve_an_engine() -> None:
+    interpreted("-m", "not slow", "tests/m5/kernels", TRITON_COURSE)
 
 
 def interpreted(*arguments: str) -> None:
