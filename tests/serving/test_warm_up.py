@@ -14,6 +14,7 @@ from milestone_llm.serving.api.service import Service
 from milestone_llm.serving.engine import process
 from milestone_llm.serving.engine.loop import EngineLoop
 from milestone_llm.structured import StructuredOutputsParams
+from milestone_llm.trace.jsonl import read_run
 
 
 @every_milestone
@@ -58,6 +59,16 @@ def test_the_tables_of_grammars_are_built_before_a_server_is_ready(model_folder,
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     for grammars in (engine.input_processor.grammars, service._grammars):
         assert grammars.rule_of(params) is not None
+
+
+def test_a_server_writes_its_trace_and_keeps_none(tmp_path, monkeypatch):
+    """It may run for weeks."""
+    monkeypatch.setattr(process, "freeze_gc_heap", lambda: None)
+    fields = {"device": "cpu", "trace": str(tmp_path / "steps.jsonl")}
+    engine = process.EngineSpec("m1_single", "tiny-llama", fields).build()
+    engine.generate([3, 4], SamplingParams(max_tokens=2, ignore_eos=True))
+    assert [record.step for record in read_run(tmp_path / "steps.jsonl")] == [0, 1]
+    assert engine.tracer.records == []
 
 
 @pytest.mark.gpu
