@@ -93,18 +93,18 @@ def test_ties_at_the_edge_of_top_p_keep_the_lower_ids(device: str) -> None:
 
 def test_ties_with_the_kth_logit_are_all_kept(device: str) -> None:
     logits = torch.tensor([[2.0, 1, 1, 1, 0, -1, -2, -3]], device=device).bfloat16()
-    rows = logits.expand(6, -1).contiguous()
+    rows = logits.expand(12, -1).contiguous()
     seed = torch.initial_seed()
-    tokens = check(rows, [3.0] * 6, top_k=[2] * 6, num_seeds=1)
+    tokens = check(rows, [3.0] * 12, top_k=[2] * 12, num_seeds=1)
     rows[:, 4:] = -torch.inf  # the logits that are kept, by hand
     torch.manual_seed(seed)  # the same noise
-    assert tokens == check(rows, [3.0] * 6, has_filters=False, num_seeds=1)
+    assert tokens == check(rows, [3.0] * 12, has_filters=False, num_seeds=1)
 
 
 def test_top_p_weighs_what_top_k_has_left(device: str) -> None:
     """Of eight tokens nearly alike, four are left, and two of those are half of them."""
-    rows = (torch.arange(8, device=device) * -0.01).bfloat16().expand(4, -1).contiguous()
-    tokens = check(rows, [1.0] * 4, top_k=[4] * 4, top_p=[0.5] * 4, num_seeds=1)
+    rows = (torch.arange(8, device=device) * -0.01).bfloat16().expand(8, -1).contiguous()
+    tokens = check(rows, [1.0] * 8, top_k=[4] * 8, top_p=[0.5] * 8, num_seeds=1)
     assert max(tokens) < 2
 
 
