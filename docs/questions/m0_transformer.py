@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from milestone_llm.models.checkpoint import load_model
-
+Weights = dict[str, Tensor]
+"""A layer's weights `[output, input]` by their names in it."""
 Cache = tuple[Tensor, Tensor]
 """A layer's keys and values of all tokens so far, each `[num_kv_heads, num_tokens, head_dim]`."""
 
@@ -33,35 +33,64 @@ def rotate(x: Tensor, start: int, theta: float) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
 
 
-def layer(x: Tensor, w: dict[str, Tensor], cache: Cache | None, config) -> tuple[Tensor, Cache]:
-    """Compute new tokens `[num_new, hidden_size]` in one layer. Also returns the cache with their
-    KV."""
-    num_new, head_dim = len(x), config.head_dim
-    start = 0 if cache is None else cache[0].shape[1]
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Compute attention of the last `num_new` tokens over all tokens: `[num_q_heads, num_new,
+    head_dim]`, like `query`. Keys and values are `[num_kv_heads, num_tokens, head_dim]`."""
+    (_, num_new, head_dim), num_tokens = query.shape, key.shape[1]
+    group = len(query) // len(key)  # query heads that share a KV head
+    scores = query @ key.repeat_interleave(group, 0).transpose(1, 2) / head_dim**0.5
+    is_later = torch.ones(num_new, num_tokens, dtype=torch.bool).triu(num_tokens - num_new + 1)
+    weights = scores.masked_fill(is_later, -torch.inf).softmax(-1)  # the causal mask
+    return weights @ value.repeat_interleave(group, 0)
 
-    # Attention: each new token uses all tokens so far.
-    normed = rms_norm(x, w["input_layernorm.weight"], config.rms_norm_eps)
+
+def attention(x: Tensor, w: Weights, cache: Cache | None, config) -> tuple[Tensor, Cache]:
+    """Let new tokens `[num_new, hidden_size]` look at all tokens so far. Also returns the cache
+    with their KV."""
 
     def heads(name: str) -> Tensor:
-        return (normed @ w[name].T).view(num_new, -1, head_dim).transpose(0, 1)
+        return (x @ w[name].T).view(len(x), -1, config.head_dim).transpose(0, 1)
 
+    start = 0 if cache is None else cache[0].shape[1]
     theta = config.rope_parameters["rope_theta"]
     query = rotate(heads("self_attn.q_proj.weight"), start, theta)
     key = rotate(heads("self_attn.k_proj.weight"), start, theta)
     value = heads("self_attn.v_proj.weight")
     if cache is not None:
         key, value = torch.cat([cache[0], key], 1), torch.cat([cache[1], value], 1)
-    group = len(query) // len(key)  # query heads that share a KV head
-    scores = query @ key.repeat_interleave(group, 0).transpose(1, 2) / head_dim**0.5
-    is_later = torch.ones(num_new, key.shape[1], dtype=torch.bool).triu(start + 1)
-    weights = scores.masked_fill(is_later, -torch.inf).softmax(-1)  # the causal mask
-    attended = weights @ value.repeat_interleave(group, 0)
-    x = x + attended.transpose(0, 1).flatten(1) @ w["self_attn.o_proj.weight"].T
+    attended = attend(query, key, value)
+    return attended.transpose(0, 1).flatten(1) @ w["self_attn.o_proj.weight"].T, (key, value)
 
-    # The MLP: each token by itself.
-    normed = rms_norm(x, w["post_attention_layernorm.weight"], config.rms_norm_eps)
-    gate, up = normed @ w["mlp.gate_proj.weight"].T, normed @ w["mlp.up_proj.weight"].T
-    return x + (F.silu(gate) * up) @ w["mlp.down_proj.weight"].T, (key, value)
+
+def mlp(x: Tensor, w: Weights) -> Tensor:
+    """Compute each token `[num_new, hidden_size]` by itself (SwiGLU)."""
+    gate, up = x @ w["mlp.gate_proj.weight"].T, x @ w["mlp.up_proj.weight"].T
+    return (F.silu(gate) * up) @ w["mlp.down_proj.weight"].T
+
+
+def layer(x: Tensor, w: Weights, cache: Cache | None, config) -> tuple[Tensor, Cache]:
+    """Compute new tokens `[num_new, hidden_size]` in one layer."""
+    normed = rms_norm(x, w["input_layernorm.weight"], config.rms_norm_eps)
+    part, cache = attention(normed, w, cache, config)
+    x = x + part
+    return x + mlp(rms_norm(x, w["post_attention_layernorm.weight"], config.rms_norm_eps), w), cache
+
+
+def sample(logits: Tensor, temperature: float, top_p: float, uniform: float) -> int:
+    """Choose the next token.
+
+    Args:
+        logits: `[vocab_size]`.
+        temperature: divides the logits; 0 for the likeliest token.
+        top_p: only the likeliest tokens count, as few as together have this probability.
+        uniform: a random number, at least 0 and less than 1.
+    """
+    if temperature == 0:
+        return int(logits.argmax())
+    probabilities, token_ids = (logits / temperature).softmax(-1).sort(descending=True)
+    sums = probabilities.cumsum(-1)
+    num_kept = int((sums - probabilities < top_p).sum())  # with the token that reaches top_p
+    return int(token_ids[(sums[: num_kept - 1] <= uniform * sums[num_kept - 1]).sum()])
 
 
 class Model:
@@ -69,7 +98,7 @@ class Model:
 
     def __init__(self, checkpoint) -> None:
         self.config, self.weights = checkpoint.config, checkpoint.state_dict()
-        self.layers: list[dict[str, Tensor]] = [{} for _ in range(self.config.num_hidden_layers)]
+        self.layers: list[Weights] = [{} for _ in range(self.config.num_hidden_layers)]
         for name, weight in self.weights.items():
             if name.startswith("model.layers."):
                 _, _, index, rest = name.split(".", 3)
@@ -90,22 +119,28 @@ class Model:
 def watch_layers(
     model: Model, token_ids: list[int], caches: list[Cache] | None
 ) -> list[dict[str, Tensor]]:
-    """Return for each layer the tensors that `layer` has when it returns, by their names."""
-    seen = []
+    """Return for each layer the tensors that its functions have when they return, by their
+    names."""
+    seen: list[dict[str, Tensor]] = [{}]
+    codes = [each.__code__ for each in (attention, attend, mlp, layer)]
 
     def watch(frame, event: str, argument) -> None:
-        if event == "return" and frame.f_code is layer.__code__:
-            seen.append({k: v for k, v in frame.f_locals.items() if isinstance(v, Tensor)})
+        if event == "return" and frame.f_code in codes:
+            seen[-1] |= {k: v for k, v in frame.f_locals.items() if isinstance(v, Tensor)}
+            if frame.f_code is layer.__code__:
+                seen.append({})
 
     sys.setprofile(watch)
     model.forward(token_ids, caches)
     sys.setprofile(None)
-    return seen
+    return seen[:-1]
 
 
 def main() -> None:
     """Compare logits with Hugging Face's; then print the shapes of a prefill and of a decode
     step."""
+    from milestone_llm.models.checkpoint import load_model
+
     loaded = load_model("smollm2-135m", dtype="float32", device="cpu")
     model, token_ids = Model(loaded.model), loaded.tokenizer.encode("The capital of France is")
     whole, _ = model.forward(token_ids, None)

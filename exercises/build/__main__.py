@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+from milestone_llm import how_to_install
 from milestone_llm.cli import ended_in_one_line
 
 from .check import ROOT, Course, Step, course_names, problem
@@ -69,7 +70,12 @@ def progress() -> int:
     pass, else 1."""
     is_done = True
     for name in course_names():
-        course = Course.named(name)
+        try:
+            course = Course.named(name)
+        except ModuleNotFoundError as error:
+            say(f"{name}  {how_to_install(error)}")
+            is_done = False
+            continue
         say(f"{name}  {course.title}", style="bold")
         mark, is_begun = "passes", not course.missing()
         for number, step in enumerate(course.steps, 1):

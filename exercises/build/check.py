@@ -55,7 +55,11 @@ class Parts:
     def __getattr__(self, name: str) -> Any:
         if name not in FILE_OF:
             raise AttributeError(name)
-        return getattr(importlib.import_module(f"{self.package}.{FILE_OF[name]}"), name)
+        return getattr(self.module(FILE_OF[name]), name)
+
+    def module(self, file: str) -> Any:
+        """Import one of the files, by its name without `.py`."""
+        return importlib.import_module(f"{self.package}.{file}")
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,10 @@ def compare(
     causes: Causes,
     tolerance: float = 1e-4,
 ) -> None:
-    """Compare all numbers of a result. First check whether nothing was written, or too much.
+    """Compare all numbers of a guarded result. First check whether too much was written.
 
     Raises:
-        Wrong: the first wrong number, how many there are, and the cause.
+        Wrong: as `compare_numbers` raises it, or the kernel has written outside of output.
     """
     memory = output._base if output._base is not None else output
     if not ((memory[:GUARD] == UNWRITTEN).all() and (memory[-GUARD:] == UNWRITTEN).all()):
@@ -145,6 +145,21 @@ def compare(
             "end. On a GPU that memory belongs to something else. Has the store a mask, and the "
             "right pointer?"
         )
+    compare_numbers(case, output, wanted, causes, tolerance)
+
+
+def compare_numbers(
+    case: str,
+    output: torch.Tensor,
+    wanted: torch.Tensor,
+    causes: Causes,
+    tolerance: float = 1e-4,
+) -> None:
+    """Compare all numbers of a result.
+
+    Raises:
+        Wrong: the first wrong number, how many there are, and the cause.
+    """
     output, wanted = output.cpu().float(), wanted.cpu().float()
     is_wrong = ~torch.isclose(output, wanted, rtol=tolerance, atol=tolerance)
     if not is_wrong.any():

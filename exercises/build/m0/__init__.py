@@ -1,0 +1,1 @@
+"""The course of M0: the parts of a Llama."""
