@@ -1,7 +1,8 @@
 """Run commands of the documentation as a reader would, and compare pictures.
 
 A fresh Python takes seconds to import torch and transformers. To make a check of all pages quick,
-they are imported here once, and each command runs in a fork (on Linux; elsewhere in a new process).
+they are imported here once, and each command runs in a fork (on Linux; elsewhere, and with settings
+such as TRITON_INTERPRET=1 before it, in a new process).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def output_of(words: list[str], root: Path) -> str:
     """
     settings, words = split_environment(words)
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        if sys.platform == "linux":
+        if sys.platform == "linux" and not settings:  # imports read them
             os.environ.update(ENVIRONMENT)
             for module in _PRELOADED:
                 importlib.import_module(module)

@@ -213,8 +213,8 @@ def grouped(parts: Parts) -> None:
             ),
             (
                 like(attend_wrongly(*given, is_repeated=True)),
-                "Query heads 0, 1, 2 share KV head 0, and so on: repeat_interleave(group, 0). repeat "
-                "would give them heads 0, 1, 0.",
+                "Query heads 0, 1, 2 share KV head 0, and so on: repeat_interleave(group, 0), not "
+                "repeat.",
             ),
             (
                 like(attend_wrongly(*given, first_hidden=num_tokens - num_new)),

@@ -23,6 +23,7 @@ from milestone_llm.trace.text import plural
 TITLE = "six kernels in Triton, on a CPU (3 to 4 hours)"
 DONE = """All of it. What is left on the way to M5's kernel:
 
+  docs/questions/m5_small_flash_decode.py      grouped heads, tiles of any length: 80 lines
   python -m docs.questions.walkthrough_flash_decode
   m5_kernels/kernels/flash_decode.py      equal shares for all programs, and one launch
   TRITON_INTERPRET=1 python -m m5_kernels.walkthrough --from-stop 8      that launch, in pdb
