@@ -94,10 +94,12 @@ def sample(logits: Tensor, temperature: float, top_p: float, uniform: float) -> 
 
 
 class Model:
-    """Embedding, layers, last norm, LM head; `checkpoint` is a Hugging Face Llama model."""
+    """Embedding, layers, last norm, LM head; `checkpoint` is a Hugging Face Llama model.
 
-    def __init__(self, checkpoint) -> None:
-        self.config, self.weights = checkpoint.config, checkpoint.state_dict()
+    `layer` computes a layer; several processes have another (`m5_cut_model`)."""
+
+    def __init__(self, checkpoint, layer=layer) -> None:
+        self.config, self.weights, self.layer = checkpoint.config, checkpoint.state_dict(), layer
         self.layers: list[Weights] = [{} for _ in range(self.config.num_hidden_layers)]
         for name, weight in self.weights.items():
             if name.startswith("model.layers."):
@@ -110,7 +112,7 @@ class Model:
         x = self.weights["model.embed_tokens.weight"][token_ids]
         new_caches = []
         for index, weights in enumerate(self.layers):
-            x, cache = layer(x, weights, caches[index] if caches else None, self.config)
+            x, cache = self.layer(x, weights, caches[index] if caches else None, self.config)
             new_caches.append(cache)
         last = rms_norm(x[-1:], self.weights["model.norm.weight"], self.config.rms_norm_eps)
         return (last @ self.weights["lm_head.weight"].T)[0], new_caches

@@ -32,6 +32,8 @@ FILE_OF = {
     "CachingBlockPool": "caching_pool",
     "PrefixCache": "prefix_cache",
     "hash_block": "prefix_cache",  # prefix_cache imports it
+    "Replica": "router",
+    "Router": "router",
 }
 """The file of a course in which each part is written."""
 

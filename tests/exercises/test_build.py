@@ -28,8 +28,8 @@ SCHEDULERS = ("m2", "m3", "m4")
 STEPS = [
     (name, number)
     for name, course in COURSES.items()
-    for number in range(1, len(course.steps))  # the last serves a model
-]
+    for number in range(1, len(course.steps))  # in the last, nothing is written
+] + [("tensor_parallel", 3)]
 
 
 def text_of(course: str, file: str) -> str:
@@ -217,8 +217,52 @@ MISTAKES = {  # course, step, file, what stands there, the mistake, words of wha
     "a hit is computed again": (
         "m4", 8, "kv_cache_manager", "request.num_computed_tokens = hit.num_tokens", "pass",
         "b's row begins at token 0 and has 11; it should begin at 8 and have 3"),
+    "the other dimension": (
+        "tensor_parallel", 1, "m5_cut_model", "weight.chunk(size, 0)", "weight.chunk(size, 1)",
+        "That is the other dimension"),
+    "every second row": (
+        "tensor_parallel", 1, "m5_cut_model", "weight.chunk(size, 0)[rank]", "weight[rank::size]",
+        "Heads are neighbours"),
+    "norms that are cut": (
+        "tensor_parallel", 1, "m5_cut_model", "    return weight\n",
+        "    return weight.chunk(size, 0)[rank]\n", "Norms are whole"),
+    "no sum after the MLP": (
+        "tensor_parallel", 2, "m5_cut_model", "x + all_reduce(mlp(normed, w))",
+        "x + mlp(normed, w)", "needs two all-reduces"),
+    "parts that stay parts": (
+        "tensor_parallel", 2, "m5_cut_model", "x + all_reduce(", "x + (", "this rank alone"),
+    "one sum for both halves": (
+        "tensor_parallel", 2, "m5_cut_model", "x = x + all_reduce(part)", "x = x + part",
+        "the norm before the MLP needs the whole x"),
+    "the residual in the sum": (
+        "tensor_parallel", 2, "m5_cut_model", "x = x + all_reduce(part)",
+        "x = all_reduce(x + part)", "it would count twice"),
+    "what all_reduce returns": (
+        "tensor_parallel", 3, "m5_cut_model", "dist.all_reduce(part)\n    return part",
+        "return dist.all_reduce(part)", "NoneType"),
+    "no all_reduce": (
+        "tensor_parallel", 3, "m5_cut_model", "dist.all_reduce(part)\n    return part",
+        "return part", "Does all_reduce return the sum"),
+    "the first block is the oldest": (
+        "replicas", 1, "router", "in reversed(block_hashes[: self._max_blocks])",
+        "in block_hashes[: self._max_blocks]", "the last block of a prompt is the oldest"),
+    "used again and not renewed": (
+        "replicas", 1, "router", "            replica.blocks.move_to_end(block_hash)\n", "",
+        "it moves to the end"),
+    "the shortest beginning": (
+        "replicas", 2, "router", "(-each.num_cached(block_hashes), each.load)",
+        "(each.num_cached(block_hashes), each.load)", "a has two of its blocks"),
+    "the busiest among equals": (
+        "replicas", 2, "router", "each.load)", "-each.load[0])", "a has 64 tokens to do"),
+    "affinity alone": (
+        "replicas", 3, "router", "most = BUSIER * mean + num_tokens", "most = 1e9",
+        "a has 160, and the limit"),
+    "this request forgotten": (
+        "replicas", 3, "router", "BUSIER * mean + num_tokens", "BUSIER * mean",
+        "Before the second, the limit is"),
+
 }  # fmt: skip
-"""One for each step in which something is written."""
+"""At least one for each step in which something is written."""
 
 
 @pytest.mark.parametrize("name", MISTAKES)

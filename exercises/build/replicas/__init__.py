@@ -1,0 +1,1 @@
+"""The course of replicas: the router in front of them."""

@@ -1,0 +1,1 @@
+"""The course of several GPUs: a model cut over two processes."""
