@@ -252,7 +252,7 @@ class Book:
         if self.has_playground:
             yield f'<a class="play" href="{up}/play/index.html">Open the playground</a>'
             links = (
-                f'<a href="{up}/play/index.html#course={name}">{name.upper()}</a>'
+                f'<a href="{up}/play/index.html#course={name}">{name.capitalize()}</a>'
                 for name in COURSES
             )
             yield f'<p class="courses">Courses: {"".join(links)}</p>'

@@ -113,9 +113,8 @@ def small_flash_decode(
     num_seqs, num_q_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
     group, output = num_q_heads // num_kv_heads, torch.empty_like(query)
-    fp32 = {"dtype": torch.float32, "device": query.device}
-    partial_output = torch.empty(num_seqs * num_q_heads, num_splits, head_dim, **fp32)
-    partial_lse = torch.empty(num_seqs * num_q_heads, num_splits, **fp32)
+    partial_lse = query.new_empty(num_seqs * num_q_heads, num_splits, dtype=torch.float32)
+    partial_output = partial_lse.new_empty(*partial_lse.shape, head_dim)
     _split_kernel[(num_seqs, num_kv_heads, num_splits)](
         query, key_cache, value_cache, block_table, context_lens, partial_output, partial_lse,
         block_table.stride(0), head_dim**-0.5,

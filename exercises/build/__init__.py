@@ -1,1 +1,1 @@
-"""The course in which you write what M2, M3 and M4 add: `python -m exercises.build` begins it."""
+"""The courses in which you write the model and the engine: `python -m exercises.build`."""

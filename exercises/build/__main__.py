@@ -1,11 +1,11 @@
-"""Build the engine: write what M2, M3 and M4 add, step by step.
+"""Build the engine, step by step: the model, what M2, M3 and M4 add, kernels, several processes.
 
 python -m exercises.build            how far you are in every course
 python -m exercises.build m2         check M2's steps in order, up to the first that fails
 python -m exercises.build m2 3       check step 3 alone
 
-The first time, a course writes the files that you are to complete into exercises/build/m2/. What is
-there is never written over; a file that you delete is written anew.
+The first time, a course writes the files that you are to complete into its folder. What is there is
+never written over; a file that you delete is written anew.
 """
 
 from __future__ import annotations

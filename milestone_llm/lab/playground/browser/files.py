@@ -18,7 +18,7 @@ from milestone_llm import MILESTONES
 from milestone_llm.lab.playground.own import Here, OwnFile
 from milestone_llm.lab.playground.service import Playground
 
-COURSES = ("m2", "m3", "m4")
+COURSES = ("m2", "m3", "m4", "replicas")
 SCHEDULERS = [f"{milestone}/scheduler.py" for milestone in MILESTONES[:4]]
 
 
