@@ -44,6 +44,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return weights @ value.repeat_interleave(group, 0)
 
 
+def mlp(x: Tensor, w: Weights) -> Tensor:
+    """Compute each token `[num_new, hidden_size]` by itself (SwiGLU)."""
+    gate, up = x @ w["mlp.gate_proj.weight"].T, x @ w["mlp.up_proj.weight"].T
+    return (F.silu(gate) * up) @ w["mlp.down_proj.weight"].T
+
+
 def attention(x: Tensor, w: Weights, cache: Cache | None, config) -> tuple[Tensor, Cache]:
     """Let new tokens `[num_new, hidden_size]` look at all tokens so far. Also returns the cache
     with their KV."""
@@ -60,12 +66,6 @@ def attention(x: Tensor, w: Weights, cache: Cache | None, config) -> tuple[Tenso
         key, value = torch.cat([cache[0], key], 1), torch.cat([cache[1], value], 1)
     attended = attend(query, key, value)
     return attended.transpose(0, 1).flatten(1) @ w["self_attn.o_proj.weight"].T, (key, value)
-
-
-def mlp(x: Tensor, w: Weights) -> Tensor:
-    """Compute each token `[num_new, hidden_size]` by itself (SwiGLU)."""
-    gate, up = x @ w["mlp.gate_proj.weight"].T, x @ w["mlp.up_proj.weight"].T
-    return (F.silu(gate) * up) @ w["mlp.down_proj.weight"].T
 
 
 def layer(x: Tensor, w: Weights, cache: Cache | None, config) -> tuple[Tensor, Cache]:

@@ -142,7 +142,7 @@ class Course:
 
 
 def course_names() -> list[str]:
-    """Return the names of all courses, in the order in which readers take them."""
+    """Return the names of all courses, sorted."""
     return sorted(path.parent.name for path in FOLDER.glob("*/steps.py"))
 
 

@@ -261,7 +261,7 @@ MISTAKES = {  # course, step, file, what stands there, the mistake, words of wha
         "replicas", 3, "router", "BUSIER * mean + num_tokens", "BUSIER * mean",
         "Before the second, the limit is"),
     "a long prompt counted as a short one": (
-        "replicas", 4, "router", "BUSIER * mean + num_tokens", "BUSIER * mean + min(96, num_tokens)",
+        "replicas", 4, "router", "mean + num_tokens", "mean + min(96, num_tokens)",
         "longest queue.*round robin"),
 
 }  # fmt: skip

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from docs.questions import m0_transformer as ours
 from exercises.build.check import Parts, Wrong, step
-from exercises.build.guarded import Causes, always, compare_numbers, has_nan, like, random_tensor
+from exercises.build.guarded import always, compare_numbers, like, random_tensor
 from exercises.build.skeleton import File, Todo
 
 MILESTONE, FILE = "docs.questions", "m0_transformer"
@@ -53,62 +53,56 @@ FILES = [
 ]
 
 
-def check(
-    parts: Parts, name: str, case: str, given: Any, wanted: torch.Tensor, causes: Causes
-) -> None:
-    """Call a function of the reader's and compare what it returns."""
+Mistakes = dict[str, torch.Tensor]
+"""Words for the reader, and what the mistake makes. The first that fits is told."""
+
+
+def check(parts: Parts, name: str, case: str, given: Any, mistakes: Mistakes) -> None:
+    """Call a function of the reader's and compare what it returns with what ours does."""
     got = getattr(parts.module(FILE), name)(*given)
-    check_tensor(f"{name}: {case}", got, wanted, causes)
+    check_tensor(f"{name}: {case}", got, getattr(ours, name)(*given), mistakes)
 
 
-def check_tensor(case: str, got: Any, wanted: torch.Tensor, causes: Causes) -> None:
+def check_tensor(
+    case: str, got: Any, wanted: torch.Tensor, mistakes: Mistakes, otherwise: str = ""
+) -> None:
     """Compare a tensor of the reader's with the right one, first its shape."""
     if not isinstance(got, torch.Tensor):
         raise Wrong(f"{case}\nIt is a {type(got).__name__}, and should be a tensor.")
     if got.shape != wanted.shape:
         raise Wrong(f"{case}\nIts shape is {list(got.shape)}, and should be {list(wanted.shape)}.")
-    compare_numbers(case, got, wanted, causes)
+    causes = [(like(wrong), words) for words, wrong in mistakes.items()]
+    compare_numbers(case, got, wanted, [*causes, (always, otherwise)])
 
 
 @step("RMSNorm", "m0_transformer.py", needs_model=True)
 def norm(parts: Parts) -> None:
     """`rms_norm` brings the numbers of each token to one size: it divides them by the root of the
     mean of their squares, and multiplies by `weight`, one number for each place."""
-    weight = random_tensor(8, seed=1)
+    weight, eps = random_tensor(8, seed=1), 1e-5
     for case, x in {
         "3 tokens of 8 numbers": random_tensor(3, 8) * torch.tensor([[1.0], [10.0], [0.1]]) + 1,
         "numbers about 0.001: eps is as large as their squares": random_tensor(2, 8) * 1e-3,
         "a token of zeros": torch.zeros(1, 8),
     }.items():
-        square, eps = x.square(), 1e-5
-        causes: Causes = [
-            (has_nan, "0 / 0 is NaN: add eps under the root, before you divide."),
-            (
-                like(x * torch.rsqrt(square.mean(-1, keepdim=True) + eps)),
-                "The rows have one size now. Multiply them by weight.",
+        square, mean = x.square(), x.square().mean(-1, keepdim=True)
+        mistakes = {
+            "The rows have one size now. Multiply them by weight.": x * torch.rsqrt(mean + eps),
+            "That is LayerNorm. RMSNorm does not subtract the mean.": (
+                F.layer_norm(x, [8], weight, None, eps)
             ),
-            (
-                like(F.layer_norm(x, [8], weight, None, eps)),
-                "That is LayerNorm. RMSNorm does not subtract the mean.",
+            "That divides by the root of the sum of squares. It is the mean, of 8 numbers.": (
+                weight * x * torch.rsqrt(square.sum(-1, keepdim=True) + eps)
             ),
-            (
-                like(weight * x * torch.rsqrt(square.sum(-1, keepdim=True) + eps)),
-                "That divides by the root of the sum of squares. It is the mean, of 8 numbers.",
+            "That is one mean for all tokens. Each token has its own: mean(-1, keepdim=True).": (
+                weight * x * torch.rsqrt(square.mean() + eps)
             ),
-            (
-                like(weight * x * torch.rsqrt(square.mean() + eps)),
-                "That is one mean for all tokens. Each token has its own: mean(-1, keepdim=True).",
+            "eps is added to the mean of squares, under the root.": weight * x / (mean**0.5 + eps),
+            "eps is missing: it is added to the mean of squares, under the root. 0 / 0 is NaN.": (
+                weight * x * torch.rsqrt(mean)
             ),
-            (
-                like(weight * x / (square.mean(-1, keepdim=True).sqrt() + eps)),
-                "eps is added to the mean of squares, under the root.",
-            ),
-            (
-                like(weight * x * torch.rsqrt(square.mean(-1, keepdim=True))),
-                "eps is missing: it is added to the mean of squares, under the root.",
-            ),
-        ]
-        check(parts, "rms_norm", case, (x, weight, eps), ours.rms_norm(x, weight, eps), causes)
+        }
+        check(parts, "rms_norm", case, (x, weight, eps), mistakes)
 
 
 def in_neighbours(x: torch.Tensor, start: int, theta: float) -> torch.Tensor:
@@ -133,32 +127,25 @@ def rope(parts: Parts) -> None:
         ("2 heads, 3 tokens from position 0 on", x, 0),
         ("2 heads, 3 tokens from position 5 on", x, 5),
     ):
-        causes: Causes = [
-            (like(given), "Nothing is turned."),
-            (
-                like(in_neighbours(given, start, theta)),
-                "That turns numbers 2i and 2i + 1. Llama's pairs are numbers i and i + head_dim/2.",
+        mistakes = {
+            "Nothing is turned.": given,
+            "That turns numbers 2i and 2i + 1. Llama's pairs are i and i + head_dim/2.": (
+                in_neighbours(given, start, theta)
             ),
-            (
-                like(turned_back(given, start, theta)),
-                "That turns the other way: first * cos - second * sin, and "
-                "second * cos + first * sin.",
+            "That turns the other way: first * cos - second * sin, second * cos + first * sin.": (
+                turned_back(given, start, theta)
             ),
-            (
-                like(ours.rotate(given, 0, theta)),
-                "That begins at position 0. With a cache, the first new token has position start.",
+            "That begins at position 0. With a cache, the first new token has position start.": (
+                ours.rotate(given, 0, theta)
             ),
-            (
-                like(ours.rotate(given, start, theta**0.5)),
-                "The angles shrink half as fast as they should: the exponent is -i / (head_dim/2).",
+            "The angles shrink half as fast as they should: the exponent is -i / (head_dim/2).": (
+                ours.rotate(given, start, theta**0.5)
             ),
-            (
-                like(ours.rotate(given, start + 1, theta)),
-                "Positions count from 0: position `start` is that of the first token.",
+            "Positions count from 0: position `start` is that of the first token.": (
+                ours.rotate(given, start + 1, theta)
             ),
-        ]
-        wanted = ours.rotate(given, start, theta)
-        check(parts, "rotate", case, (given, start, theta), wanted, causes)
+        }
+        check(parts, "rotate", case, (given, start, theta), mistakes)
 
 
 def attend_wrongly(
@@ -196,33 +183,23 @@ def grouped(parts: Parts) -> None:
         query = random_tensor(num_q, num_new, 16)
         key, value = random_tensor(2, num_kv, num_tokens, 16, seed=1)
         given = query, key, value
-        causes: Causes = [
-            (
-                like(attend_wrongly(*given, scale=1.0)),
-                "The scores are too large: divide them by the root of head_dim.",
-            ),
-            (like(attend_wrongly(*given, scale=1 / 16)), "Divide by the root of head_dim, once."),
-            (
-                like(attend_wrongly(*given, first_hidden=num_tokens)),
-                "Each token sees all others. A later token's score is -inf, before softmax.",
-            ),
-            (
-                like(attend_wrongly(*given, first_hidden=1)),
-                "New token i is taken for token i. It is token num_tokens - num_new + i, and may "
-                "see all before it: triu(num_tokens - num_new + 1).",
-            ),
-            (
-                like(attend_wrongly(*given, is_repeated=True)),
-                "Query heads 0, 1, 2 share KV head 0, and so on: repeat_interleave(group, 0), not "
-                "repeat.",
-            ),
-            (
-                like(attend_wrongly(*given, first_hidden=num_tokens - num_new)),
-                "A token sees itself, too: the first that is hidden is the one after it.",
-            ),
-            (like(attend_wrongly(*given, dim=-2)), "Softmax is over keys, the last dimension."),
-        ]
-        check(parts, "attend", case, given, ours.attend(*given), causes)
+        mistakes = {
+            "The scores are too large: divide them by the root of head_dim.": {"scale": 1.0},
+            "Divide by the root of head_dim, once.": {"scale": 1 / 16},
+            "Each token sees all others. A later token's score is -inf, before softmax.": {
+                "first_hidden": num_tokens
+            },
+            "New token i is taken for token i. It is token num_tokens - num_new + i, and may see "
+            "all before it: triu(num_tokens - num_new + 1).": {"first_hidden": 1},
+            "Query heads 0, 1, 2 share KV head 0, and so on: repeat_interleave(group, 0), not "
+            "repeat.": {"is_repeated": True},
+            "A token sees itself, too: the first that is hidden is the one after it.": {
+                "first_hidden": num_tokens - num_new
+            },
+            "Softmax is over keys, the last dimension.": {"dim": -2},
+        }
+        wrong = {words: attend_wrongly(*given, **options) for words, options in mistakes.items()}
+        check(parts, "attend", case, given, wrong)
 
 
 def tiny_weights() -> tuple[dict[str, torch.Tensor], Any]:
@@ -240,19 +217,18 @@ def swiglu(parts: Parts) -> None:
     w, _ = tiny_weights()
     x = random_tensor(3, 64) / 8
     gate, up = x @ w["mlp.gate_proj.weight"].T, x @ w["mlp.up_proj.weight"].T
-    causes: Causes = [
-        (like(hidden @ w["mlp.down_proj.weight"].T), words)
-        for hidden, words in (
-            (gate * up, "silu is missing: F.silu(gate), before it meets up."),
-            (gate * F.silu(up), "silu belongs to gate, not to up."),
-            (gate.sigmoid() * up, "silu(gate) is gate * sigmoid(gate)."),
-            (F.gelu(gate) * up, "That is GELU. Llama has silu."),
-            (F.silu(gate), "up is missing: the two are multiplied."),
-            (F.silu(gate) + up, "The two are multiplied, not added."),
-            (F.silu(gate * up), "silu belongs to gate alone."),
-        )
-    ]
-    check(parts, "mlp", "3 tokens of 64 numbers", (x, w), ours.mlp(x, w), causes)
+    mistakes = {
+        "silu is missing: F.silu(gate), before it meets up.": gate * up,
+        "silu belongs to gate, not to up.": gate * F.silu(up),
+        "silu(gate) is gate * sigmoid(gate).": gate.sigmoid() * up,
+        "That is GELU. Llama has silu.": F.gelu(gate) * up,
+        "up is missing: the two are multiplied.": F.silu(gate),
+        "The two are multiplied, not added.": F.silu(gate) + up,
+        "silu belongs to gate alone.": F.silu(gate * up),
+    }
+    down = w["mlp.down_proj.weight"].T
+    wrong = {words: hidden @ down for words, hidden in mistakes.items()}
+    check(parts, "mlp", "3 tokens of 64 numbers", (x, w), wrong)
 
 
 @step("a KV cache", "m0_transformer.py", needs_model=True)
@@ -266,36 +242,34 @@ def cached(parts: Parts) -> None:
     case = "attention: 3 tokens, no cache"
     theta = config.rope_parameters["rope_theta"]
     unrotated = (x[:3] @ w["self_attn.k_proj.weight"].T).view(3, 2, 16).transpose(0, 1)
-    causes: Causes = [
-        (like(unrotated), "These keys are not rotated. Rotate them once, before they are kept."),
-        (like(ours.rotate(keys[:, :3], 0, theta)), "These keys were rotated twice."),
-        (like(values[:, :3]), "These are the values. The cache is (key, value)."),
-    ]
-    check_tensor(f"{case}; keys of the cache", cache[0], keys[:, :3], causes)
-    causes = [(like(ours.rotate(values[:, :3], 0, theta)), "Values are not rotated.")]
-    check_tensor(f"{case}; values of the cache", cache[1], values[:, :3], causes)
+    mistakes = {
+        "These keys are not rotated. Rotate them once, before they are kept.": unrotated,
+        "These keys were rotated twice.": ours.rotate(keys[:, :3], 0, theta),
+        "These are the values. The cache is (key, value).": values[:, :3],
+    }
+    check_tensor(f"{case}; keys of the cache", cache[0], keys[:, :3], mistakes)
+    mistakes = {"Values are not rotated.": ours.rotate(values[:, :3], 0, theta)}
+    check_tensor(f"{case}; values of the cache", cache[1], values[:, :3], mistakes)
     rest = "The cache is right. See to the query, the order of heads, and o_proj."
-    check_tensor(case, got, whole[:3], [(always, rest)])
+    check_tensor(case, got, whole[:3], {}, rest)
 
     given = keys[:, :3].clone(), values[:, :3].clone()
     got, cache = mine.attention(x[3:], w, given, config)
     case = "attention: 2 more tokens, 3 in the cache"
     if given[0].shape[1] == cache[0].shape[1]:
         raise Wrong(f"{case}\nThe new cache has as many tokens as before: 3, and not 5.")
-    check_tensor(f"{case}; values of the cache", cache[1], values, [])
+    check_tensor(f"{case}; values of the cache", cache[1], values, {})
     without, (keys_from_0, _) = ours.attention(x[3:], w, None, config)
-    turned = torch.cat([keys[:, :3], keys_from_0], 1)
-    again = torch.cat([ours.rotate(keys[:, :3], 0, theta), keys[:, 3:]], 1)
-    causes = [
-        (like(turned), "The new tokens were rotated from position 0 on. 3 come before them."),
-        (like(again), "The cached keys were rotated again."),
-    ]
-    check_tensor(f"{case}; keys of the cache", cache[0], keys, causes)
-    causes = [
-        (like(without), "The cached tokens were not looked at."),
-        (always, rest),
-    ]
-    check_tensor(case, got, whole[3:], causes)
+    mistakes = {
+        "The new tokens were rotated from position 0 on. 3 come before them.": (
+            torch.cat([keys[:, :3], keys_from_0], 1)
+        ),
+        "The cached keys were rotated again.": (
+            torch.cat([ours.rotate(keys[:, :3], 0, theta), keys[:, 3:]], 1)
+        ),
+    }
+    check_tensor(f"{case}; keys of the cache", cache[0], keys, mistakes)
+    check_tensor(case, got, whole[3:], {"The cached tokens were not looked at.": without}, rest)
 
 
 @step("sampling", "m0_transformer.py", needs_model=True)
