@@ -9,6 +9,7 @@ with Python for the reader's browser.
 A line `<!-- replay: QUESTION -->` in a chapter becomes a frame that replays the runs of that preset
 of the playground. GitHub does not show it. `<!-- replay: pages/m2.html -->` becomes one with a
 recorded run, which takes the place of a picture right before the line.
+`<!-- sizing -->` becomes the sliders of `sizing.js`.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from milestone_llm.lab.playground.browser.pack import has_npm, pack
 from milestone_llm.lab.playground.service import presets
 from milestone_llm.lab.playground.setting import Setting
 from milestone_llm.lab.playground.simulate import FIGURES, Outcome, run_setting
+from milestone_llm.lab.playground.sizing import page_data
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = Path(__file__).parent / "book"
@@ -54,7 +56,7 @@ RECORDED = "data-recorded"
 STYLES = {"": "default", ':root[data-theme="dark"] ': "github-dark"}
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)[^)\s]*\)")
-_COMMENT = re.compile(r"<!--\s*(?:replay: (?P<replay>.*?)|.*?)\s*-->", re.S)
+_COMMENT = re.compile(r"<!--\s*(?:replay: (?P<replay>.*?)|(?P<sizing>sizing)|.*?)\s*-->", re.S)
 _HEAD = re.compile(r"---\n(.*?)\n---\n", re.S)
 _ELSEWHERE = re.compile(r"[a-z]+:")
 _ADDRESS = re.compile(r'<[^<>]*\b(href|src)="([^"]*)"')
@@ -183,6 +185,8 @@ class Book:
     def _frame(self, page: PurePosixPath, found: re.Match[str]) -> str:
         """Return a replay, which replaces the comment that asks for it."""
         question = found["replay"]
+        if found["sizing"]:
+            return self._sizing(page)
         if question is None:
             return ""
         if question.endswith(".html"):
@@ -206,6 +210,17 @@ class Book:
             link = f' <a href="{play}{html.escape(setting.to_link())}">change it</a>'
         address = relpath(place, target(page).parent)
         return _figure(question, address, link, _figures(setting, outcomes))
+
+    def _sizing(self, page: PurePosixPath) -> str:
+        """Return the sliders of docs/sizing.md."""
+        shutil.copy(ASSETS / "sizing.js", self.folder)
+        parts = {
+            "up": relpath(".", target(page).parent),
+            "play": relpath("play", target(page).parent) if self.has_playground else "",
+            "data": json.dumps(page_data()),
+        }
+        text = (ASSETS / "sizing.html").read_text(encoding="utf-8")
+        return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], text)
 
     # --- code and folders ----------------------------------------------------------------------
 

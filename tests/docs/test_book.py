@@ -102,7 +102,25 @@ def test_the_book_opens_from_disk_and_is_searched_by_keyboard(browser, book):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["docs/m5_kernels.html", "m3_paged/scheduler.py.html"])
+def test_sliders_of_a_load_work_by_keyboard_on_a_phone_in_the_dark(browser, book):
+    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
+    opened = Opened(browser, (book.folder / "docs/sizing.html").as_uri(), **phone)
+    page, rows = opened.page, "#sizing tr[data-gpu=h100] td:nth-of-type(2)"
+    assert opened("document.documentElement.scrollWidth") == 390
+    assert page.inner_text(rows) == "32"
+    page.focus("#rows")
+    page.keyboard.press("ArrowRight")
+    assert (page.inner_text(rows), page.inner_text("output[for=rows]")) == ("33", "33")
+    page.select_option("[name=model]", "llama-3.3-70b")
+    assert page.inner_text("#sizing tr[data-gpu=h100]").count("too little memory") == 1
+    assert page.is_hidden("#sizing button")  # the scheduler needs a web server
+    assert opened.errors == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "place", ["docs/m5_kernels.html", "docs/sizing.html", "m3_paged/scheduler.py.html"]
+)
 def test_axe_finds_nothing_serious_in_the_book(browser, book, place):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright")
     opened = Opened(browser, (book.folder / place).as_uri())

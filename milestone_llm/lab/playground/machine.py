@@ -18,7 +18,7 @@ class Machine:
     layer_weights: int
     head_weights: int  # of the LM head, which only rows that sample need
     query_size: int  # query heads * head_dim * layers
-    weight_bytes: int
+    weight_bytes: float  # of one weight, scales included
     kv_bytes: int  # of a token
     overhead_s: float  # other time of decode steps: launches, Python
     memory: float  # bytes a second of reading, as measured
@@ -33,13 +33,27 @@ class Machine:
         num_positions = plan.num_tokens + plan.num_padding_tokens
         num_outputs = sum(row.samples or row.is_padding for row in plan.rows)
         num_scores = sum(row.num_new_tokens * (row.start + row.end) / 2 for row in plan.rows)
+        num_read = sum(row.end for row in plan.rows)
+        step = self.step_seconds(num_positions, num_outputs, num_scores, num_read)
+        return step + swapped / self.bus
+
+    def step_seconds(
+        self, num_positions: int, num_outputs: int, num_scores: float, num_read: float
+    ) -> float:
+        """Return how long a step takes that swaps nothing.
+
+        Args:
+            num_positions: tokens that are computed, padding included.
+            num_outputs: rows that sample.
+            num_scores: pairs of a query's and a key's position.
+            num_read: tokens whose keys and values are read.
+        """
         operations = 2 * (self.layer_weights * num_positions + self.head_weights * num_outputs)
         attention = 4 * self.query_size * num_scores
         read = self.weight_bytes * (self.layer_weights + self.head_weights)
-        read += self.kv_bytes * sum(row.end for row in plan.rows)
+        read += self.kv_bytes * num_read
         step = self.overhead_s + read / self.memory
-        step += (operations + attention) / self.arithmetic
-        return step + swapped / self.bus
+        return step + (operations + attention) / self.arithmetic
 
     def formula(self) -> str:
         """Return the formula as text for the page."""

@@ -12,10 +12,12 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.lab.explorer.live import PageLines
 from milestone_llm.lab.explorer.page import PagePart, explorer_html
 
+from .gpus import machine_named
 from .machine import MACHINES
 from .own import OwnFile
 from .setting import ENGINES, RequestSpec, Setting, defaults_of, random_requests, told_in_a_line
 from .simulate import FIGURES, Own, run_setting
+from .sizing import answer
 
 CHOICES = {  # fields of an `EngineConfig` with a choice of words
     "policy": ["fcfs", "priority"],
@@ -35,6 +37,7 @@ class Playground:
             "/run": self.run,
             "/random": self.random,
             "/trace": self.trace,
+            "/sizing": lambda data: json.dumps(answer(data)),
             "/own": lambda data: str(file.version if file and self.own() else 0),
         }
 
@@ -45,8 +48,8 @@ class Playground:
         outcomes = run_setting(setting, self.own())
         sides = [{**vars(each), "records": len(each.records)} for each in outcomes]
         head = {"setting": json.loads(setting.to_json()), "link": setting.to_link()}
-        if setting.machine in MACHINES:
-            head["formula"] = MACHINES[setting.machine].formula()
+        if any(outcome.records for outcome in outcomes):
+            head["formula"] = machine_named(setting.machine).formula()
         lines = [json.dumps(head | {"sides": sides})]
         for outcome in outcomes:
             lines += map(PageLines().line, outcome.records)

@@ -30,7 +30,8 @@ from milestone_llm.lab.explorer.positions import useful_share
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.tracer import Tracer
 
-from .machine import MACHINES, Machine
+from .gpus import machine_named
+from .machine import Machine
 from .setting import (
     ENGINES,
     MAX_MODEL_LEN,
@@ -175,12 +176,10 @@ def _run(
     outcome: Outcome,
     scheduler_class: type[BaseScheduler] | None,
 ) -> None:
-    if setting.machine not in MACHINES:
-        raise InputError(f"machine must be one of {', '.join(MACHINES)}, got {setting.machine!r}")
+    machine = machine_named(setting.machine)
     scheduler, config = assemble(fields, outcome.milestone, scheduler_class)
     coming = deque(_requests_for(scheduler, setting.in_order()))
-    machine, size = MACHINES[setting.machine], getattr(config, "block_size", 1)
-    clock = SimulatedClock(machine, size, Tracer(), now=coming[0][0])
+    clock = SimulatedClock(machine, getattr(config, "block_size", 1), Tracer(), now=coming[0][0])
     outcome.records, outcome.budget = clock.tracer.records, config.max_num_batched_tokens
     log = StepLog(outcome.milestone, scheduler, clock, check_invariants=scheduler_class is not None)
     driver, num_rows = EngineDriver(scheduler, RuleRunner(), log), 0

@@ -12,7 +12,6 @@ async function runPart() {
   lab.data = JSON.parse(byId("play-data").textContent);
   const presets = lab.data.presets.map(({ question }, index) => [index, question]);
   byId("play-preset").replaceChildren(...options([["", "one of your own"], ...presets]));
-  byId("play-machine").replaceChildren(...options(Object.entries(lab.data.machines)));
   const dice = Object.entries(DICE).map(([name, [title, value]]) => el("label", `${title} `, el("input", { type: "number", name, value, min: 0, step: "any" })));
   byId("play-dice").replaceChildren(...dice, el("button", "take these"));
   byId("axis").value = state.axis = "seconds";
@@ -267,6 +266,8 @@ function drawSides() {
   const more = Object.keys(engines.m4_prefix_chunked.defaults).filter((name) => !lab.first.includes(name));
   byId("play-sides").replaceChildren(el("tr", el("th", ""), columns("th")), ...lines(lab.first));
   byId("play-more").replaceChildren(...lines(more));
+  const machines = { [machine]: machine, ...lab.data.machines }; // a link of docs/sizing.md names another
+  byId("play-machine").replaceChildren(...options(Object.entries(machines)));
   byId("play-machine").value = machine;
 }
 
