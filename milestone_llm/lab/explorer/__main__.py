@@ -8,11 +8,14 @@ with one clock:
   python -m milestone_llm.lab.explorer m1.jsonl m2.jsonl -o both.html
 
 An older page is made again from the runs that it has: `... old.html -o new.html`.
+
+An output that ends in `.json` is a trace for https://ui.perfetto.dev instead of a page.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,16 +34,22 @@ def explore(args: argparse.Namespace) -> None:
     from milestone_llm.trace.jsonl import read_runs
 
     from .page import MAX_TRACES, Run, in_the_page_of_today, write_page
+    from .perfetto import perfetto_trace
 
     if len(args.traces) > MAX_TRACES:
         raise InputError(f"at most {MAX_TRACES} traces stand side by side, got {len(args.traces)}")
     try_to_write(args.output)
-    if [Path(trace).suffix for trace in args.traces] == [".html"]:
+    is_trace = args.output.suffix == ".json"
+    if not is_trace and [Path(trace).suffix for trace in args.traces] == [".html"]:
         page = in_the_page_of_today(Path(args.traces[0]))
         args.output.write_text(page, encoding="utf-8")
     else:
         traces, budget = read_runs(args.traces, args.labels), args.max_num_batched_tokens
-        write_page([Run(label, records, budget) for label, records in traces], args.output)
+        runs = [Run(label, records, budget) for label, records in traces]
+        if is_trace:
+            args.output.write_text(json.dumps(perfetto_trace(runs)), encoding="utf-8")
+        else:
+            write_page(runs, args.output)
     console.print(f"wrote {args.output}", markup=False, soft_wrap=True)
 
 
@@ -53,7 +62,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("traces", nargs="+", metavar="run.jsonl", help="written by trace=PATH; .jsonl or .jsonl.gz")
-    add("-o", "--output", type=Path, default=Path("run.html"), metavar="PATH", help="the page")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("run.html"),
+        metavar="PATH",
+        help="the page, or a .json",
+    )
     add("--labels", metavar="A[,B]", help="titles (default: the milestones)")
     meaning = "the step's budget of tokens, where the trace does not give it away"
     add("--max-num-batched-tokens", type=positive, metavar="N", help=meaning)
