@@ -39,6 +39,49 @@ def names_are_true(run: Run) -> Iterator[Finding]:
                 written[block] = known[row.request_id][: position + 1]
 
 
+def given_blocks_are_free(run: Run) -> Iterator[Finding]:
+    """Check that a block that is given out is in the table of no other request that runs."""
+    owners: dict[str, list[int]] = {}  # blocks of each request's last row
+    for record in run.records:
+        for event in record.events:
+            if event.type == "free":
+                owners.pop(event.request_id or "", None)
+            for block in event.blocks if event.type == "alloc" else []:
+                for name, blocks in owners.items():
+                    if block in blocks:
+                        yield (
+                            record.step,
+                            f"{event.request_id} gets block {block}, which {name} has",
+                        )
+        owners |= {row.request_id: row.blocks or [] for row in record.batch}
+        for change in record.finished:
+            owners.pop(change["request_id"], None)
+
+
+def beginnings_outlive(run: Run) -> Iterator[Finding]:
+    """Check that no block is evicted while a longer beginning that contains it is cached."""
+    size, known = run.engine.config.block_size, run.known()
+    written: dict[int, list[int]] = {}  # by block: its request's tokens up to the last one in it
+    for record in run.records:
+        for event in record.events:
+            for block in event.blocks if event.type == "evict" else []:
+                gone = written.pop(block, [0])
+                longer = [each for each, tokens in written.items() if len(tokens) > len(gone)]
+                for each in longer:
+                    if written[each][: len(gone)] == gone and len(written[each]) % size == 0:
+                        yield record.step, f"block {block} is evicted, and block {each} needs it"
+        for row in record.batch:
+            for position in range(row.start, row.end):
+                block = (row.blocks or [])[position // size]
+                written[block] = known[row.request_id][: position + 1]
+
+
+def steps_succeed(run: Run) -> Iterator[Finding]:
+    """Check that no step raises: the trace ends with the step before."""
+    if run.raised:
+        yield len(run.records), run.raised
+
+
 def only_full_blocks_are_found(run: Run) -> Iterator[Finding]:
     """Check that no more blocks are cached than were computed to their last slot."""
     size = run.engine.config.block_size

@@ -45,6 +45,11 @@ ROOMS = {
     "From vLLM's scheduler": {
         "withdrawn_row": "After an urgent request, a patient one gets another answer",
     },
+    "Mended in nano-vllm and mini-sglang": {
+        "given_away": "Of two who ask the same, one gets another answer after a while",
+        "beginnings_go_first": "The cache is full, and nothing is found in it",
+        "planned_too_long": "A step fails under load, when somebody is resumed",
+    },
 }
 """By room: an exhibit's file, and what a user reported."""
 
@@ -55,11 +60,17 @@ BY_SYMPTOM = {
         "next_steps_rows",
         "another_rows_rule",
         "neighbours_expert",
+        "given_away",
     ),
     "Wrong tokens, only with guesses": ("past_the_end",),
     "Right at first, then not": ("asked_again", "second_turn", "crafted_prompt", "recycled_row"),
-    "Right until memory is short": ("anothers_words", "seam", "withdrawn_row"),
-    "Stuck or slow, while memory is free": ("free_blocks_fall", "waits_for_nothing", "in_and_out"),
+    "Right until memory is short": ("anothers_words", "seam", "withdrawn_row", "planned_too_long"),
+    "Stuck or slow, while memory is free": (
+        "free_blocks_fall",
+        "waits_for_nothing",
+        "in_and_out",
+        "beginnings_go_first",
+    ),
     "Right tokens, wrong text": ("runs_past_stop", "anothers_stream"),
     "Looks wrong, and is it?": ("block_too_late", "shared_unwritten"),
 }

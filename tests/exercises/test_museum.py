@@ -40,6 +40,8 @@ WRONG = {
     "another_rows_rule": {"animal", "free"},
     "neighbours_expert": {"b", "c", "d"},
     "withdrawn_row": {"a"},
+    "given_away": {"a", "b"},
+    "planned_too_long": {"b"},
 }
 """Whose tokens are not those of the correct engine; in the other exhibits nobody's."""
 INVARIANTS = [
@@ -72,7 +74,8 @@ def test_the_broken_engine_is_wrong_where_the_exhibit_says(name):
 
 
 def test_what_is_wrong_where_all_tokens_are_right():
-    """Somebody waits for nothing, or computes in vain; a block too early is only a waste."""
+    """Somebody waits for nothing, or computes in vain, or again; a block too early is only a
+    waste."""
 
     def first_step(name, is_changed, who):
         records = run(name, is_changed).records
@@ -86,6 +89,11 @@ def test_what_is_wrong_where_all_tokens_are_right():
     for is_changed, num_preemptions in ((False, 0), (True, 4)):
         records = run("in_and_out", is_changed).records
         assert sum(len(record.preempted) for record in records) == num_preemptions
+    for is_changed, start in ((False, 8), (True, 0)):
+        rows = [
+            row for record in run("beginnings_go_first", is_changed).records for row in record.batch
+        ]
+        assert next(row.start for row in rows if row.request_id == "a again") == start
     for name in ALARMS:
         assert num_allocated(run(name, True)) > num_allocated(run(name, False))
 
@@ -98,8 +106,10 @@ def test_the_invariant_finds_what_is_wrong(name):
     assert own.is_false_alarm or list(own.invariant(run(name, False))) == []
 
 
-def test_the_engines_own_check_catches_lost_blocks_and_nothing_else():
-    assert {name for name in NAMES if run(name, True).check} == {"free_blocks_fall"}
+def test_the_engines_own_checks_catch_wrong_books_and_plans_and_nothing_else():
+    checked = {name for name in NAMES if run(name, True).check}
+    assert checked == {"free_blocks_fall", "given_away"}
+    assert "b's row has 13 tokens" in run("planned_too_long", True).raised
     assert "the plan is empty" in run("free_blocks_fall", True).raised
 
 
