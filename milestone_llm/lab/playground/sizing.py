@@ -31,7 +31,7 @@ from .simulate import MAX_BLOCKS, run_setting
 KEPT = 0.9
 """Share of a GPU's memory that weights and KV may fill; activations and CUDA take the rest."""
 BLOCK_SIZE, BUDGET = 16, 2048
-NUM_REQUESTS, MAX_TOKENS = 200, 30_000
+NUM_REQUESTS, MAX_TOKENS = 200, 12_000
 """Requests of a run, and the most tokens that they make together."""
 
 
