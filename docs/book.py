@@ -4,12 +4,13 @@ The Markdown files are read as they are, in the order of the tables of docs/READ
 all files that they link to: code becomes a page with an anchor for each line, a folder becomes a
 list. The book works on any web server, at any path, and from disk, too. No page asks another server
 for anything. A broken link or anchor is an error. If npm is installed, the book has the playground,
-with Python for the reader's browser.
+with Python for the reader's browser. Its first page is the scene of scene.py, and README.md is the
+second.
 
 A line `<!-- replay: QUESTION -->` in a chapter becomes a frame that replays the runs of that preset
 of the playground. GitHub does not show it. `<!-- replay: pages/m2.html -->` becomes one with a
-recorded run, which takes the place of a picture right before the line.
-`<!-- sizing -->` becomes the sliders of `sizing.js`.
+recorded run, which takes the place of a picture right before the line. `<!-- scene: m2 -->` becomes
+a link to the scene, at M2's second, and `<!-- sizing -->` the sliders of `sizing.js`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from pygments.lexer import Lexer
 from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
+from docs import scene
 from milestone_llm.cli import Formatter, ended_in_one_line
 from milestone_llm.consoles import console
 from milestone_llm.core.errors import InputError
@@ -48,6 +50,7 @@ from milestone_llm.lab.playground.sizing import page_data
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = Path(__file__).parent / "book"
+SCENE = PurePosixPath("index.html")
 FIRST = [PurePosixPath("README.md"), PurePosixPath("docs/README.md")]
 AS_TEXT = {".css", ".html", ".js", ".json", ".jsonl", ".md", ".py", ".toml", ".txt"}
 REPLAYS = PurePosixPath("docs/pages")
@@ -56,7 +59,9 @@ RECORDED = "data-recorded"
 STYLES = {"": "default", ':root[data-theme="dark"] ': "github-dark"}
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s#]+)[^)\s]*\)")
-_COMMENT = re.compile(r"<!--\s*(?:replay: (?P<replay>.*?)|(?P<sizing>sizing)|.*?)\s*-->", re.S)
+_COMMENT = re.compile(
+    r"<!--\s*(?:replay: (?P<replay>.*?)|scene: (?P<scene>\w+)|(?P<sizing>sizing)|.*?)\s*-->", re.S
+)
 _HEAD = re.compile(r"---\n(.*?)\n---\n", re.S)
 _ELSEWHERE = re.compile(r"[a-z]+:")
 _ADDRESS = re.compile(r'<[^<>]*\b(href|src)="([^"]*)"')
@@ -99,6 +104,7 @@ class Book:
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.wanted:  # the list grows meanwhile
             self._write_file(path)
+        self._write_scene()
         style = (ASSETS / "book.css").read_text(encoding="utf-8")
         for scope, name in STYLES.items():
             style += HtmlFormatter(style=name).get_style_defs(f"{scope}.code") + "\n"
@@ -109,6 +115,23 @@ class Book:
         if broken := sorted(broken_links(self.pages, self.folder)):
             raise InputError("links that lead nowhere:\n" + "\n".join(broken))
         return len(self.wanted)
+
+    def _write_scene(self) -> None:
+        """Write the first page."""
+        links = {
+            "playground": "play/index.html" if self.has_playground else "docs/playground.html",
+            "course": "play/index.html" if self.has_playground else "exercises/index.html",
+            "chapter": "docs/m1_single.html",
+            "museum": "docs/museum.html",
+            "live page": "docs/using.html#serve-it",
+            "all chapters": "docs/index.html",
+            "install and run": "README.html#start",
+        }
+        shutil.copy(ASSETS / "scene.css", self.folder)
+        (self.folder / "scene.js").write_text(scene.script(), encoding="utf-8")
+        head = '<link rel="stylesheet" href="scene.css">'
+        body = scene.body(links, self.has_playground) + '<script src="scene.js" defer></script>'
+        self._write_page(SCENE, "An LLM inference engine in five milestones", head + body, wide=True)
 
     def _write_file(self, path: PurePosixPath) -> None:
         whole = ROOT / path
@@ -184,9 +207,12 @@ class Book:
 
     def _frame(self, page: PurePosixPath, found: re.Match[str]) -> str:
         """Return a replay, which replaces the comment that asks for it."""
-        question = found["replay"]
+        question, place = found["replay"], found["scene"]
         if found["sizing"]:
             return self._sizing(page)
+        if place is not None:
+            up = relpath(".", target(page).parent)
+            return f'<p><a href="{up}/{SCENE}#{place}">See it happen, on the first page</a></p>'
         if question is None:
             return ""
         if question.endswith(".html"):
@@ -247,14 +273,25 @@ class Book:
     def _write(
         self, page: PurePosixPath, title: str, body: str, *, toc: str = "", wide: bool = False
     ) -> None:
-        place = target(page)
+        self._write_page(target(page), title, body, page, toc=toc, wide=wide)
+
+    def _write_page(
+        self,
+        place: PurePosixPath,
+        title: str,
+        body: str,
+        page: PurePosixPath | None = None,
+        *,
+        toc: str = "",
+        wide: bool = False,
+    ) -> None:
         up = relpath(".", place.parent)
         parts = {
             "title": html.escape(title),
             "up": up,
             "nav": "".join(self._nav(page, up)),
             "toc": toc,
-            "foot": "".join(self._neighbours(page, up)),
+            "foot": "".join(self._neighbours(page, up)) if page else "",
             "kind": "wide-page" if wide else "",
             "body": body,
         }
@@ -263,7 +300,7 @@ class Book:
         (self.folder / place).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / place).write_text(text, encoding="utf-8")
 
-    def _nav(self, page: PurePosixPath, up: str) -> Iterator[str]:
+    def _nav(self, page: PurePosixPath | None, up: str) -> Iterator[str]:
         if self.has_playground:
             yield f'<a class="play" href="{up}/play/index.html">Open the playground</a>'
             links = (
@@ -271,6 +308,8 @@ class Book:
                 for name in COURSES
             )
             yield f'<p class="courses">Courses: {"".join(links)}</p>'
+        here = "" if page else ' aria-current="page"'
+        yield f'<ol><li><a href="{up}/{SCENE}"{here}>The scene</a></ol>'
         for title, pages in self.groups:
             yield f"<h2>{html.escape(title)}</h2><ol>"
             for each in pages:
@@ -307,7 +346,7 @@ def contents() -> list[tuple[str, list[PurePosixPath]]]:
 
 def target(path: PurePosixPath) -> PurePosixPath:
     """Return where a file or folder of the repository is in the book."""
-    if path.name == "README.md":
+    if path.name == "README.md" and path != FIRST[0]:
         return path.with_name("index.html")
     if (ROOT / path).is_dir():
         return path / "folder.html"

@@ -144,10 +144,7 @@ def in_the_page_of_today(path: Path) -> str:
 def _page(
     title: str, data: Iterable[str], part: PagePart | None = None, *, asks_a_server: bool = False
 ) -> str:
-    colors = json.dumps([request_color(index) for index in range(24)])
-    first = f'"use strict";\nconst REQUEST_COLORS = {colors};'
-    scripts = [*([part.script] if part else []), *(_asset(f"{name}.js") for name in SCRIPTS)]
-    script = "\n".join([first, *scripts])
+    script = script_of(SCRIPTS, part.script if part else "")
     style = _asset("style.css") + (part.style if part else "")
     policy = {
         "default-src": "'none'",
@@ -173,6 +170,13 @@ def _page(
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
+def script_of(names: Iterable[str], before: str = "") -> str:
+    """Return scripts of the page as one, with another one before them."""
+    colors = json.dumps([request_color(index) for index in range(24)])
+    first = f'"use strict";\nconst REQUEST_COLORS = {colors};'
+    return "\n".join([first, *([before] if before else []), *(_asset(f"{name}.js") for name in names)])
+
+
 def write_page(runs: Sequence[Run], path: Path) -> Path:
     """Write the page of recorded runs. Returns its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,9 +194,12 @@ def _packed(run: Run) -> str:
         "look_at": run.look_at,
     }
     page = PageLines()
-    lines = [json.dumps(meta), *(page.line(record) for record in run.records)]
-    packed = gzip.compress("\n".join(lines).encode(), compresslevel=9, mtime=0)
-    return base64.b64encode(packed).decode()
+    return packed("\n".join([json.dumps(meta), *(page.line(record) for record in run.records)]))
+
+
+def packed(text: str) -> str:
+    """Return base64 of gzip, as `unpacked` in reader.js reads it."""
+    return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
 
 
 def shortened(prompt: str) -> str:

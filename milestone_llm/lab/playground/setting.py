@@ -47,12 +47,15 @@ class RequestSpec:
     priority: Count = 0
     shared: Count = 0
     """Tokens at the beginning of the prompt that it has in common with other requests."""
+    tokens: list[Annotated[int, Field(ge=0, lt=VOCAB_SIZE)]] = field(default_factory=list)
+    """Token ids at the beginning of the prompt; the others are made."""
 
     def item(self, index: int, step: int = 0) -> WorkItem:
-        """Return request `index` as work for an engine: a shared beginning, then tokens of its
-        own."""
+        """Return request `index` as work for an engine: tokens that are given or shared, then
+        tokens of its own."""
         own, common, vocabulary = random.Random(index), random.Random("shared"), range(VOCAB_SIZE)
-        prompt = common.choices(vocabulary, k=min(self.shared, self.prompt))
+        prompt = self.tokens[: self.prompt]
+        prompt += common.choices(vocabulary, k=min(self.shared, self.prompt) - len(prompt))
         prompt += own.choices(vocabulary, k=self.prompt - len(prompt))
         return WorkItem(prompt, exactly(self.output), step, priority=self.priority)
 

@@ -61,8 +61,14 @@ def pack(folder: Path) -> None:
     (folder / "answers.json").write_text(json.dumps(answers), encoding="utf-8")
     for name in ("worker.js", "python.mjs"):
         shutil.copy(HERE / name, folder)
-    page = Playground().html(ask=(HERE / "ask.js").read_text(encoding="utf-8"), policy=POLICY)
+    ask = asking() + (HERE / "ask.js").read_text(encoding="utf-8")
+    page = Playground().html(ask=ask, policy=POLICY)
     (folder / "index.html").write_text(page, encoding="utf-8")
+
+
+def asking() -> str:
+    """Return the script with `askPython`, for pages of this folder and for others."""
+    return (HERE / "asking.js").read_text(encoding="utf-8")
 
 
 def fetched_runtime() -> Path:
