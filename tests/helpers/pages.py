@@ -37,16 +37,21 @@ CUT = """() => [...document.querySelectorAll("button, select, input, label, #gue
   }).map((each) => each.outerHTML)"""
 
 
-def assert_whole_and_accessible(opened: Opened) -> None:
-    """Assert that nothing is wider than the window, all controls are visible, and axe finds nothing
-    serious."""
+def assert_accessible(opened: Opened) -> None:
+    """Assert that axe finds nothing serious."""
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright",
         reason="the accessibility test wants `pip install axe-playwright-python`",
     )
-    width = opened("() => innerWidth")
-    assert opened("() => document.documentElement.scrollWidth") <= width
-    assert opened(CUT) == []
     found = axe.Axe().run(opened.page).response["violations"]
     serious = [each for each in found if each["impact"] in ("serious", "critical")]
     assert [(each["id"], each["nodes"][0]["html"]) for each in serious] == []
+
+
+def assert_whole_and_accessible(opened: Opened) -> None:
+    """Assert that nothing is wider than the window, all controls are visible, and axe finds nothing
+    serious."""
+    width = opened("() => innerWidth")
+    assert opened("() => document.documentElement.scrollWidth") <= width
+    assert opened(CUT) == []
+    assert_accessible(opened)
