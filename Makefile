@@ -40,7 +40,7 @@ help:
 	@echo "make chat   talk to the model in the terminal, and see what the prefix cache finds"
 	@echo "make serve  an OpenAI-compatible server at http://127.0.0.1:8000 ($(SERVED), the real model)"
 	@echo "make play   the schedulers of M1 to M4 under your hands, at http://127.0.0.1:8100 (no model)"
-	@echo "make pages  record the runs anew that the pages in $(PAGES) replay"
+	@echo "make pages  record the runs anew that the pages in $(PAGES) replay, and the scene's words"
 	@echo "make book   the chapters, the code and the replays for a browser, in $(SITE)"
 	@echo "make test   lint, type check and run the tests"
 	@echo "make test-all   the same, with tests that take long"
@@ -104,6 +104,7 @@ pages: $(INSTALLED)
 	$(BIN)/python -m m3_paged.demo --explore $(PAGES)/m3.html --out runs/pages > /dev/null
 	$(BIN)/python -m m4_prefix_chunked.demo --explore $(PAGES)/m4.html --out runs/pages > /dev/null
 	$(BIN)/python -m milestone_llm.lab.explorer $(M5_TRACES) --labels $(M5_LABELS) --max-num-batched-tokens 4096 -o $(PAGES)/m5.html > /dev/null
+	$(BIN)/python -m docs.scene
 	@echo "Open $(PAGES)/index.html in a browser, or put $(PAGES) on any web server as it is."
 
 book: $(SMALL)/.installed

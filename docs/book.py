@@ -131,7 +131,9 @@ class Book:
         (self.folder / "scene.js").write_text(scene.script(), encoding="utf-8")
         head = '<link rel="stylesheet" href="scene.css">'
         body = scene.body(links, self.has_playground) + '<script src="scene.js" defer></script>'
-        self._write_page(SCENE, "An LLM inference engine in five milestones", head + body, wide=True)
+        self._write_page(
+            SCENE, "An LLM inference engine in five milestones", head + body, wide=True
+        )
 
     def _write_file(self, path: PurePosixPath) -> None:
         whole = ROOT / path

@@ -21,7 +21,7 @@ from milestone_llm.consoles import console
 from milestone_llm.lab.explorer.page import packed, script_of
 from milestone_llm.lab.playground.browser.pack import asking
 from milestone_llm.lab.playground.service import Playground
-from milestone_llm.lab.playground.setting import ENGINES, VOCAB_SIZE
+from milestone_llm.lab.playground.setting import VOCAB_SIZE
 
 ASSETS = Path(__file__).parent / "book"
 WORDS = ASSETS / "words.json"
@@ -54,8 +54,8 @@ SIDES = [
         "engine": "m1_single",
         "fields": BATCH | {"max_num_seqs": 3},
         "name": "static batch",
-        "told": "Three requests are one batch until the longest has ended. Rows of those that ended "
-        "are computed on as padding (hatched), and all others wait.",
+        "told": "Three requests are one batch until the longest has ended. Rows of those that "
+        "ended are computed on as padding (hatched), and all others wait.",
         "chapter": "docs/m1_single.html",
         "course": "m2",
     },
@@ -81,8 +81,8 @@ SIDES = [
         "engine": "m4_prefix_chunked",
         "fields": PAGED | {"max_num_batched_tokens": 64},
         "name": "prefix, chunks",
-        "told": "Equal beginnings are computed once: a block with a ring is in several tables. Long "
-        "prompts come in chunks of a step's 64 tokens, beside the others' words.",
+        "told": "Equal beginnings are computed once: a block with a ring is in several tables. "
+        "Long prompts come in chunks of a step's 64 tokens, beside the others' words.",
         "chapter": "docs/m4_prefix_chunked.html",
         "course": "m4",
     },
@@ -161,8 +161,7 @@ def body(links: dict[str, str], has_playground: bool) -> str:
         "hasPlayground": has_playground,
     }
     stops = "".join(
-        f'<button data-stop="{number}" tabindex="-1"><b>M{number}</b> '
-        f"{side['name']}</button>"
+        f'<button data-stop="{number}" tabindex="-1"><b>M{number}</b> {side["name"]}</button>'
         for number, side in enumerate(SIDES, 1)
     )
     parts = {

@@ -8,7 +8,7 @@ const NUM_BLOCKS = data.sides[2].fields.kv_cache_tokens / PER_BLOCK;
 const PIECES = /\s?\p{L}+|\s?\p{N}|\s?[^\s\p{L}\p{N}]+|\s+/gu;
 const UNKNOWN = " ·"; // a word that only the model knows
 const isCalm = matchMedia("(prefers-reduced-motion: reduce)");
-const scene = { at: 0, time: 0, end: 1, sides: [], requests: [], drawn: null, pinned: null, pointed: null, version: 0, clock: null };
+const scene = { at: 0, time: 0, end: 1, sides: [], requests: [], drawn: null, shown: null, pinned: null, pointed: null, version: 0, clock: null };
 python.address = "play/worker.js";
 
 // --- prompts and words -----------------------------------------------------------------------------
@@ -46,26 +46,25 @@ const told = (texts) => `“${shown(texts.join("")).trim()}”`;
 
 // --- runs --------------------------------------------------------------------------------------------
 
-function settingOf(...ats) {
-  const requests = scene.requests.map(({ arrival, texts, output }) => (
+function settingOf(asked, ...ats) {
+  const requests = asked.map(({ arrival, texts, output }) => (
     { arrival, prompt: texts.length, output, tokens: texts.map((text) => idOf.get(text) ?? hashOf(text)) }));
   return { requests, sides: ats.map((at) => ({ engine: data.sides[at].engine, fields: data.sides[at].fields })) };
 }
 
-function takeAnswer(at, text) {
-  const [first, ...lines] = text.split("\n");
-  const { problem, figures, budget } = JSON.parse(first).sides[0];
-  scene.sides[at] = { problem, figures, run: runOf({ budget }, problem ? [] : lines) };
-  const ends = scene.sides.filter(({ problem }) => !problem).map(({ run }) => stepEnd(run, run.records.length - 1, "seconds"));
+// The first line of an answer says what is not in the records.
+function takeRun(at, run, requests) {
+  const { problem, figures } = run.meta.sides[0];
+  scene.sides[at] = { problem, figures, run, requests, version: scene.version };
+  const ends = scene.sides.filter((each) => !each.problem).map(({ run: { records }, run: own }) => stepEnd(own, records.length - 1, "seconds"));
   scene.end = Math.max(1, ...ends);
 }
 
 async function takeRecorded() {
   const version = ++scene.version;
-  const texts = await Promise.all(data.runs.map(unpacked));
+  const runs = await Promise.all(data.runs.map(readRun));
   if (version !== scene.version) return;
-  scene.sides = [];
-  texts.forEach((text, at) => takeAnswer(at, text));
+  runs.forEach((run, at) => takeRun(at, run, scene.requests));
   tellState("");
   showSide();
 }
@@ -73,17 +72,17 @@ async function takeRecorded() {
 // The engine that is seen first, then the others. What comes for older requests is of no use.
 async function changed() {
   const version = ++scene.version;
+  const requests = scene.requests.map((each) => ({ ...each }));
   pause();
   byId("scene-again").hidden = false;
-  byId("scene").classList.add("stale");
+  tellState(busyWords());
+  showSide();
   try {
     if (!data.hasPlayground) throw new Error("The schedulers run in Python for the browser, which this copy of the book lacks: npm is needed where `make book` runs.");
-    tellState(busyWords());
-    const sides = scene.sides.keys();
-    for (const at of [scene.at, ...[...sides].filter((each) => each !== scene.at)]) {
-      const text = await askPython("/run", settingOf(at));
+    for (const at of [scene.at, ...[...data.sides.keys()].filter((each) => each !== scene.at)]) {
+      const [first, ...lines] = (await askPython("/run", settingOf(requests, at))).split("\n");
       if (version !== scene.version) return;
-      takeAnswer(at, text);
+      takeRun(at, runOf(JSON.parse(first), lines), requests);
       if (at === scene.at) showSide();
     }
     tellState("");
@@ -100,37 +99,40 @@ function tellState(busy, problem = "") {
 
 // --- one engine ----------------------------------------------------------------------------------------
 
-const side = () => scene.sides[scene.at];
 const stepNow = () => {
-  const { run } = side();
+  const { run } = scene.shown;
   const at = stepAt(run, scene.time, "seconds");
   return { run, at, isIdle: scene.time > stepEnd(run, at, "seconds") + 2e-3 };
 };
 
+// An engine that refuses the requests leaves the run before it on the page, and so does Python that
+// has not answered yet: greyed.
 function showSide() {
   const { name, told: sentence, chapter, course } = data.sides[scene.at];
-  const { problem, figures, run } = side();
-  const links = byId("scene-links");
-  byId("scene").classList.toggle("stale", Boolean(problem));
-  if (problem) return tellState("", problem);
-  tellState(byId("scene-busy").textContent);
+  const side = scene.sides[scene.at];
   byId("scene-milestone").value = scene.at + 1;
   byId("scene-milestone").setAttribute("aria-valuetext", `M${scene.at + 1}: ${name}`);
-  byId("scene-time").max = scene.end;
   byId("scene-told").textContent = sentence;
+  for (const stop of document.querySelectorAll("[data-stop]")) stop.classList.toggle("here", Number(stop.dataset.stop) === scene.at + 1);
+  byId("scene").classList.toggle("stale", Boolean(side.problem) || side.version !== scene.version);
+  if (side.version === scene.version) tellState(byId("scene-busy").textContent, side.problem);
+  if (side.problem) return;
+  scene.shown = side;
+  const { figures, run, requests } = side;
+  byId("scene-time").max = scene.end;
   byId("scene-figures").textContent = `first tokens within ${figures.ttft_max.toFixed(1)} s, all done after ${figures.makespan.toFixed(1)} s; ` +
     `${Math.round(figures.vain)} % computed in vain, ${Math.round(figures.kv_empty)} % of KV memory kept empty`;
-  for (const stop of document.querySelectorAll("[data-stop]")) stop.classList.toggle("here", Number(stop.dataset.stop) === scene.at + 1);
+  const links = byId("scene-links");
   const before = Math.max(1, scene.at);
   const link = (name) => links.querySelector(`[data-link="${name}"]`);
   Object.assign(link("chapter"), { href: chapter, textContent: `chapter M${scene.at + 1}` });
   if (data.hasPlayground) {
-    link("playground").href = `play/index.html#${encodeURIComponent(JSON.stringify(settingOf(before - 1, before)))}`;
+    link("playground").href = `play/index.html#${encodeURIComponent(JSON.stringify(settingOf(requests, before - 1, before)))}`;
     Object.assign(link("course"), { href: `play/index.html#course=${course}`, textContent: `course ${course}` });
   }
-  const order = scene.requests.toSorted((one, other) => one.arrival - other.arrival);
+  const order = requests.toSorted((one, other) => one.arrival - other.arrival);
   lanes.forEach((lane, row) => {
-    lane.request = scene.requests[row];
+    lane.request = requests[row];
     lane.name = `r${order.indexOf(lane.request)}`;
     lane.rows = requestOf(run, lane.name).rows.filter((each) => each.row.sampled_token !== null);
     lane.texts = textsOf(lane.request);
@@ -196,7 +198,7 @@ function stateOf(run, at, isIdle, { name, rows, count, request }) {
 }
 
 function drawStrips() {
-  const { run } = side();
+  const { run } = scene.shown;
   for (const lane of lanes) {
     const width = lane.strip.parentElement.clientWidth;
     const context = prepare(lane.strip, width, 14);
@@ -240,7 +242,7 @@ const UNITS = {
 };
 
 function drawBlocks() {
-  const { run } = side();
+  const { run } = scene.shown;
   const { unit, cells } = blocksNow();
   byId("scene-unit").textContent = UNITS[unit];
   byId("blocks").dataset.unit = unit;
@@ -300,8 +302,9 @@ function aboutToken({ name, index }) {
     el("h3", `“${lane.tokens[index].textContent}”: token ${index + 1} of ${name}'s answer, position ${position}`),
     el("p", `Step ${sampled.at} has sampled it, at ${stepEnd(run, sampled.at, "seconds").toFixed(2)} s. `,
       place && writer ? ["Its keys and values are in ", place.where, `. Step ${writer.at} writes them: it computes this token, to sample the next one.`]
+        : lane.box.dataset.state === "padding" ? `${name} has ended. Its row is computed on, and its keys and values serve nothing.`
         : isLast ? `It has no keys and values: ${name} has ended with it, and no step computes it.`
-          : lane.box.dataset.state === "ended" || lane.box.dataset.state === "padding" ? `${name} has ended, and has given its memory back.`
+          : lane.box.dataset.state === "ended" ? `${name} has ended, and has given its memory back.`
             : lane.box.dataset.state === "waiting" ? `${name} was preempted: its keys and values will be computed anew.`
               : "Its keys and values are not there yet: the next step computes it, and writes them."),
   ];
@@ -464,7 +467,10 @@ function fillFields() {
 }
 
 // Prompts with a common beginning differ at their ends.
-const showEnd = (input) => Object.assign(input, { scrollLeft: input.scrollWidth, title: input.value });
+function showEnd(input) {
+  const isAlike = ({ prompt }) => prompt !== input.value && prompt.slice(0, 30) === input.value.slice(0, 30);
+  Object.assign(input, { scrollLeft: scene.requests.some(isAlike) ? input.scrollWidth : 0, title: input.value });
+}
 
 // Words and blocks are one stop of Tab each; arrows go on from there.
 function moveFocus(event) {

@@ -49,7 +49,8 @@ def url(tmp_path_factory):
     style = "".join((ASSETS / name).read_text() for name in ("book.css", "scene.css"))
     theme = "document.documentElement.dataset.theme = location.search.slice(1)"
     page = (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
         f'<title>scene</title><link rel="icon" href="data:,"><style>{style}</style>'
         f'<script>{theme}</script><body class="wide-page" data-ready><nav></nav>'
         f'<main id="text">{scene.body(LINKS, True)}</main><script src="scene.js"></script>'
@@ -86,7 +87,10 @@ def tokens_by(outcome, second):
     return list(counts.values())
 
 
-SHOWN = "() => [...document.querySelectorAll('.lane')].map((lane) => lane.querySelectorAll('.token:not(.comes)').length)"
+SHOWN = """() => [...document.querySelectorAll(".lane")]
+  .map((lane) => lane.querySelectorAll(".token:not(.comes)").length)"""
+IDLE = """() => !document.querySelector(".stale")
+  && !document.querySelector("#scene-busy").textContent"""
 
 
 def test_the_runs_show_what_their_sentences_say():
@@ -133,15 +137,15 @@ def test_a_token_says_in_which_slot_it_is_and_which_step_wrote_it(browser, url):
     assert f"Step {sampled.step} has sampled it" in told
     assert f"slot {slot} of block {row.blocks[entry]}, entry {entry} of r0's" in told
     assert f"Step {written.step} writes them" in told
-    lit = "() => [...document.querySelectorAll('.block')].findIndex((each) => each.querySelector('.lit-slot'))"
-    assert opened(lit) == row.blocks[entry]
+    lit = opened.page.locator(".block:has(.lit-slot)")
+    assert lit.get_attribute("data-block") == str(row.blocks[entry])
     assert opened.errors == []
 
 
 def test_a_block_that_is_given_away_is_an_exhibit_of_the_museum(browser, url):
     opened = opened_at(browser, url, "#kv")
     about = functools.partial(opened.page.inner_text, "#scene-about")
-    (block,) = opened("() => [...document.querySelectorAll('.block.lit')].map((each) => each.dataset.block)")
+    block = opened.page.locator(".block.lit").get_attribute("data-block")
     opened.page.locator(f"[data-block='{block}']").drag_to(opened.page.locator(".lane >> nth=4"))
     opened.page.wait_for_function("() => document.querySelector('#scene-about [data-back]')")
     assert f"exhibit {scene.NAMES.index('crafted_prompt') + 1}," in about()
@@ -158,10 +162,9 @@ def test_a_block_that_is_given_away_is_an_exhibit_of_the_museum(browser, url):
 def test_ones_own_prompt_is_planned_by_the_schedulers(browser, url):
     opened = opened_at(browser, url, "#m2")
     page = opened.page
-    idle = "() => !document.querySelector('.stale') && !document.querySelector('#scene-busy').textContent"
     page.fill("[data-row='0'][data-field=prompt]", "Why is the night dark? And the sea?")
     page.keyboard.press("Tab")
-    page.wait_for_function(idle)
+    page.wait_for_function(IDLE)
     assert "·" in page.inner_text(".lane >> nth=0 >> .words")
     ids = [token % 199 for token in scene.recorded()[0]["ids"]]
     begins, ends = ids[:27], ids[-5:]  # the chat template, and "Why is the"
@@ -176,7 +179,7 @@ def test_ones_own_prompt_is_planned_by_the_schedulers(browser, url):
     page.wait_for_selector("#scene-problem:not([hidden])")
     assert "max_model_len=128" in page.inner_text("#scene-problem")
     page.click("#scene-again")
-    page.wait_for_function(idle)
+    page.wait_for_function(IDLE)
     assert opened(SHOWN) == tokens_by(outcome_of(4), scene.SECOND)
     assert not page.is_visible("#scene-problem")
     assert opened.errors == []

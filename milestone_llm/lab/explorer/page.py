@@ -174,7 +174,9 @@ def script_of(names: Iterable[str], before: str = "") -> str:
     """Return scripts of the page as one, with another one before them."""
     colors = json.dumps([request_color(index) for index in range(24)])
     first = f'"use strict";\nconst REQUEST_COLORS = {colors};'
-    return "\n".join([first, *([before] if before else []), *(_asset(f"{name}.js") for name in names)])
+    return "\n".join(
+        [first, *([before] if before else []), *(_asset(f"{name}.js") for name in names)]
+    )
 
 
 def write_page(runs: Sequence[Run], path: Path) -> Path:
@@ -198,7 +200,7 @@ def _packed(run: Run) -> str:
 
 
 def packed(text: str) -> str:
-    """Return base64 of gzip, as `unpacked` in reader.js reads it."""
+    """Return base64 of gzip, as `readRun` in reader.js unpacks it."""
     return base64.b64encode(gzip.compress(text.encode(), compresslevel=9, mtime=0)).decode()
 
 

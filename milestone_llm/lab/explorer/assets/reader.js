@@ -25,14 +25,10 @@ function runOf(meta, lines) {
 
 // Base64 of gzip. The first line says what the trace itself does not: a label, limits, text of tokens.
 async function readRun(base64) {
-  const [first, ...lines] = (await unpacked(base64)).split("\n");
-  return runOf(JSON.parse(first), lines);
-}
-
-function unpacked(base64) {
   const bytes = Uint8Array.from(atob(base64), (char) => char.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).text();
+  const [first, ...lines] = (await new Response(stream).text()).split("\n");
+  return runOf(JSON.parse(first), lines);
 }
 
 // --- from a server ---------------------------------------------------------------------------------
