@@ -133,6 +133,7 @@ function showSide() {
   const order = requests.toSorted((one, other) => one.arrival - other.arrival);
   lanes.forEach((lane, row) => {
     lane.request = requests[row];
+    lane.arrival = lane.request.arrival - order[0].arrival; // a run begins with its first request
     lane.name = `r${order.indexOf(lane.request)}`;
     lane.rows = requestOf(run, lane.name).rows.filter((each) => each.row.sampled_token !== null);
     lane.texts = textsOf(lane.request);
@@ -184,13 +185,13 @@ function draw() {
   tellAbout();
 }
 
-function stateOf(run, at, isIdle, { name, rows, count, request }) {
+function stateOf(run, at, isIdle, { name, rows, count, arrival }) {
   const phase = isIdle ? null : requestOf(run, name).spans.find(({ from, to }) => from <= at && at <= to)?.phase;
-  if (phase === "padding") return ["padding", "has ended, and is computed on"];
+  if (phase === "padding") return ["padding", "has ended; its row is still computed"];
   if (count === rows.length) return ["ended", "has ended"];
   if (phase === "waiting") return ["waiting", `waits: ${whyWaits(run, at, name)}`.replace("waits: waits", "waits")];
   if (phase === "preempted") return ["waiting", "preempted: its blocks were taken"];
-  if (!phase) return ["absent", `comes at ${request.arrival} s`];
+  if (!phase) return ["absent", `comes at ${arrival.toFixed(1)} s`];
   const row = run.records[at].batch.find((each) => each.request_id === name);
   if (phase === "decode") return ["decode", "decodes: a token a step"];
   const found = row.num_cached_tokens ? `, ${row.num_cached_tokens} were found` : "";
@@ -296,18 +297,22 @@ function aboutToken({ name, index }) {
   const place = placeOf(name, position);
   const sampled = lane.rows[index];
   const writer = requestOf(run, name).rows.findLast(({ at: step, row }) => step <= at && row.start <= position && position < rowEnd(row));
-  const isLast = index === lane.tokens.length - 1;
   light(place);
   return [
     el("h3", `“${lane.tokens[index].textContent}”: token ${index + 1} of ${name}'s answer, position ${position}`),
-    el("p", `Step ${sampled.at} has sampled it, at ${stepEnd(run, sampled.at, "seconds").toFixed(2)} s. `,
-      place && writer ? ["Its keys and values are in ", place.where, `. Step ${writer.at} writes them: it computes this token, to sample the next one.`]
-        : lane.box.dataset.state === "padding" ? `${name} has ended. Its row is computed on, and its keys and values serve nothing.`
-        : isLast ? `It has no keys and values: ${name} has ended with it, and no step computes it.`
-          : lane.box.dataset.state === "ended" ? `${name} has ended, and has given its memory back.`
-            : lane.box.dataset.state === "waiting" ? `${name} was preempted: its keys and values will be computed anew.`
-              : "Its keys and values are not there yet: the next step computes it, and writes them."),
+    el("p", `Step ${sampled.at} has sampled it, at ${stepEnd(run, sampled.at, "seconds").toFixed(2)} s. `, place && writer
+      ? ["Its keys and values are in ", place.where, `. Step ${writer.at} writes them: it computes this token, to sample the next one.`]
+      : whyNowhere(lane, index)),
   ];
+}
+
+function whyNowhere({ name, tokens, box }, index) {
+  const { state } = box.dataset;
+  if (state === "padding") return `${name} has ended. Its row is still computed, and its keys and values serve nothing.`;
+  if (index === tokens.length - 1) return `It has no keys and values: ${name} ends with it, and no step computes it.`;
+  if (state === "ended") return `${name} has ended, and has given its memory back.`;
+  if (state === "waiting") return `${name} was preempted: its keys and values will be computed anew.`;
+  return "It has no keys and values yet: the next step computes it, and writes them.";
 }
 
 function aboutBlock({ block }) {
@@ -357,7 +362,7 @@ function aboutGift({ block, to }) {
   if (!target) return [title, el("p", `${to} has no block table at this second.`)];
   if (names.includes(to)) return [title, el("p", `It is in ${to}'s table already.`)];
   if (!owner && !isFound) return [title, el("p", `Nothing is wrong: ${to} has it earlier than it needs it. It takes one when its last block is full.`), museum("block_too_late", true)];
-  if (!owner) return [title, el("p", `The pool gives such blocks, too, when no other is free, and forgets what could be found there. If it does not, ${to}'s words are found as another's.`), museum("anothers_words")];
+  if (!owner) return [title, el("p", `The pool gives such blocks, too, when no other is free, and forgets what could be found there. If it does not, a request that begins as before finds ${to}'s words.`), museum("anothers_words")];
   const upTo = (name) => laneOf(name).texts.slice(0, (entryOf(owner, block) + 1) * PER_BLOCK).join("");
   if (isPrefix && upTo(owner) === upTo(to)) return [title, el("p", `Nothing is wrong: both begin with the same words up to here. M4 shares such a block by itself, even in the step that writes it.`), museum("shared_unwritten", true)];
   const read = el("p", `${to} would read ${owner}'s ${told(textsIn(owner, block))} as its own positions ${positionsOf(to, block, target.table.length)}.`);
@@ -366,7 +371,7 @@ function aboutGift({ block, to }) {
   return [title, read, el("p", "A block is found by the hash of all words up to its end. This happens if two texts have one hash."), museum("crafted_prompt")];
 }
 
-// What the pointer or the focus is at; else what was chosen by a click.
+// What the pointer or the focus is at; else what was clicked.
 function tellAbout() {
   const what = scene.pointed ?? scene.pinned;
   const { run, at, isIdle } = stepNow();
@@ -376,7 +381,7 @@ function tellAbout() {
   light(null);
   const isShown = what?.name && laneOf(what.name)?.tokens[what.index]?.matches(":not(.comes)");
   const told = !what || (what.name && !isShown) ? [
-    el("p.soft", "Point at a word: its slot, its block, the step that wrote it. Point at a block: whose it is, and what is in it."),
+    el("p.soft", "Point at a token: its slot, its block, the step that wrote it. Point at a block: whose it is, and what is in it."),
     el("p.soft", isIdle ? "No request is here at this second." : `Step ${run.records[at].step}: ${plural(run.records[at].batch.length, "row")}, ${plural(stepTokens(run.records[at]), "token")}.`),
   ] : what.to ? [...aboutGift(what), el("p", el("button", { "data-back": what.block }, "back"))] : what.name ? aboutToken(what) : aboutBlock(what);
   const hadFocus = byId("scene-about").contains(document.activeElement);
