@@ -39,6 +39,7 @@ function requestFor(prompt, arrival, output) {
   return { prompt, arrival, ...words, output: output ?? (words.answer.length || 24) };
 }
 
+const copies = () => scene.requests.map((each) => ({ ...each })); // the reader goes on changing them
 const firstRequests = () => data.arrivals.map((arrival, index) => requestFor(data.words[index].prompt, arrival));
 const textsOf = ({ texts, answer, output }) => [...texts, ...Array.from({ length: output }, (_, index) => answer[index] ?? UNKNOWN)];
 const shown = (text) => text.replaceAll("\n", "↵").replace("<|im_end|>", " ■");
@@ -64,7 +65,7 @@ async function takeRecorded() {
   const version = ++scene.version;
   const runs = await Promise.all(data.runs.map(readRun));
   if (version !== scene.version) return;
-  runs.forEach((run, at) => takeRun(at, run, scene.requests));
+  runs.forEach((run, at) => takeRun(at, run, copies()));
   tellState("");
   showSide();
 }
@@ -72,7 +73,7 @@ async function takeRecorded() {
 // The engine that is seen first, then the others. What comes for older requests is of no use.
 async function changed() {
   const version = ++scene.version;
-  const requests = scene.requests.map((each) => ({ ...each }));
+  const requests = copies();
   pause();
   byId("scene-again").hidden = false;
   tellState(busyWords());
@@ -333,10 +334,11 @@ function aboutBlock({ block }) {
   });
   const free = isFound ? "Free, but what is in it can still be found: a prompt with the same beginning takes it again." : "Free.";
   const others = lanes.map((lane) => lane.name).filter((name) => tables.has(name) && !names.includes(name)).sort();
+  const isChosen = scene.pinned?.block === block && !scene.pinned.to;
   const buttons = [...others, ...(names.length ? ["nobody"] : [])].map((name) => el("button", { "data-give": name }, name));
   const full = slots.filter((kind) => kind === "written").length;
   return [el("h3", title, names.length ? `: ${full} of ${PER_BLOCK} slots are written` : ""), ...(lines.length ? [el("p", `Positions ${positionsOf(names[0], block)}: ${told(textsIn(names[0], block))}`), el("p", "Block tables: ", lines)] : [el("p", free)]),
-    ...(buttons.length ? [el("p.scene-line", "Drag it to another request, or give it to ", buttons)] : [])];
+    ...(buttons.length ? [isChosen ? el("p.scene-line", "Give it to ", buttons) : el("p.soft", "Drag it to another request, or choose it: click, or Enter.")] : [])];
 }
 
 const entryOf = (name, block) => tablesNow().get(name).table.indexOf(block);
@@ -375,7 +377,7 @@ function aboutGift({ block, to }) {
 function tellAbout() {
   const what = scene.pointed ?? scene.pinned;
   const { run, at, isIdle } = stepNow();
-  const key = JSON.stringify([what, scene.at, scene.drawn, scene.version]);
+  const key = JSON.stringify([what, scene.pinned, scene.at, scene.drawn, scene.version]);
   if (scene.told === key) return; // a button that is drawn anew while it is pressed has no click
   scene.told = key;
   light(null);
