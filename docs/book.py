@@ -358,11 +358,6 @@ def target(path: PurePosixPath) -> PurePosixPath:
     return path.with_name(f"{path.name}.html") if is_shown else path
 
 
-def slug(words: str) -> str:
-    """Return the anchor that GitHub gives a heading."""
-    return re.sub(r"[^\w -]", "", words.lower()).replace(" ", "-")
-
-
 def broken_links(pages: Mapping[PurePosixPath, str], folder: Path) -> Iterator[str]:
     """Yield broken links of pages, and addresses that a page would ask another server for."""
     anchors = {place: {"", *_ANCHOR.findall(text)} for place, text in pages.items()}

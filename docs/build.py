@@ -17,6 +17,8 @@ A Markdown file asks for output with a comment, and the builder writes the lines
     <!-- table: COMMAND --> ... <!-- end -->             its output, as Markdown
     <!-- code: m1_single/runner.py ModelRunner.launch -->    the block below is that function
 
+A page of docs/zh/ gets all of this from its English page: docs/chinese.py.
+
 A link such as [`EngineCore.step`](../milestone_llm/core/engine_core.py#L1) gets the number of the
 line where that function or class begins.
 """
@@ -35,11 +37,13 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
+import chinese
 import docs_commands
 from measured import measured, runs_at
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "README.zh.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ENGLISH = sorted({*(ROOT / "docs").rglob("*.md")} - {*chinese.pages()})
+PAGES = [ROOT / "README.md", *ENGLISH, *chinese.pages()]
 
 _COMMENT = re.compile(r"<!-- (?P<kind>run|draw): (?P<body>.*?)-->\n", re.S)
 _RUN_BLOCK = re.compile(r"\n*```console\n.*?\n```\n", re.S)
@@ -92,6 +96,19 @@ class Builder:
     def page(self, path: Path) -> None:
         """Update one page, or check that it is up to date."""
         text = path.read_text(encoding="utf-8")
+        new = self._chinese(path, text) if path in chinese.pages() else self._built(path, text)
+        if not self.is_check:
+            path.write_text(new, encoding="utf-8")
+
+    def _chinese(self, path: Path, text: str) -> str:
+        """Return a Chinese page with what the English one, which is built before, has."""
+        new = chinese.filled(path, text)
+        if self.is_check and new != text:
+            self._differs(path.relative_to(ROOT).as_posix(), "the English page", text, new)
+        return new
+
+    def _built(self, path: Path, text: str) -> str:
+        """Return a page with the outputs of its commands."""
         where = path.relative_to(ROOT).as_posix()
         for marker in reversed(markers(text)):  # from the end, so that positions stay valid
             docs_commands.check_exists(shlex.split(marker.command), ROOT)
@@ -104,9 +121,7 @@ class Builder:
             raise ValueError("`<!-- measured: ... -->` has no `<!-- end -->`")
         text = _TABLE.sub(lambda match: self._table(where, match), text)
         text = _CODE.sub(lambda match: self._code(where, match), text)
-        text = _CODE_LINK.sub(lambda match: self._code_link(path, match), text)
-        if not self.is_check:
-            path.write_text(text, encoding="utf-8")
+        return _CODE_LINK.sub(lambda match: self._code_link(path, match), text)
 
     def _output(self, command: str) -> str:
         """Return what a command prints. Each command is run once.
