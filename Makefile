@@ -48,7 +48,7 @@ help:
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
 	@echo "make mutants  one-line mistakes, each of which a test must find; half an hour"
 	@echo "make figures  what a reader walks through: frames and files of a step, who names extras, lines"
-	@echo "make lint   format, lint, types and who imports whom, only"
+	@echo "make lint   format, lint, types, who imports whom; and which Chinese pages are behind"
 	@echo "make clean  remove .venv, .venv-small and what the tools left behind"
 
 setup: $(INSTALLED)
@@ -116,6 +116,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check --exclude exercises .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache --no-logo
+	@$(BIN)/python docs/chinese.py
 
 test: lint pytest
 

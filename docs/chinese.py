@@ -193,7 +193,8 @@ def _counted(page: Path, text: str) -> list[Counter[str]]:
         file = match["file"]
         there = _at(page, file) if file and not re.match("[a-z]+:", file) else None
         if there is None or english(there) != english(page):  # not the link to the other language
-            links[str(english(there) if there else file) + (match["anchor"] or "")] += 1
+            to = english(there).relative_to(ROOT).as_posix() if there else file
+            links[to + (match["anchor"] or "")] += 1
     words = re.sub(r'<a id="[^"]*"></a>', "", _LINK.sub("]", text))
     code = Counter(set(re.findall(r"`([^`]+)`", words)))
     return [Counter(_FIGURE.findall(re.sub("`[^`]+`", "", words))), links, code]
