@@ -24,6 +24,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
@@ -37,6 +38,7 @@ from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
 from docs import scene
+from docs.chinese import chinese, english, slug
 from milestone_llm.cli import Formatter, ended_in_one_line
 from milestone_llm.consoles import console
 from milestone_llm.core.errors import InputError
@@ -51,7 +53,53 @@ from milestone_llm.lab.playground.sizing import page_data
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = Path(__file__).parent / "book"
 SCENE = PurePosixPath("index.html")
-FIRST = [PurePosixPath("README.md"), PurePosixPath("docs/README.md")]
+ENGLISH, CHINESE = "en", "zh-Hans"
+FIRST = {
+    ENGLISH: [PurePosixPath("README.md"), PurePosixPath("docs/README.md")],
+    CHINESE: [PurePosixPath("README.zh.md"), PurePosixPath("docs/zh/README.md")],
+}
+WORDS = {
+    ENGLISH: {
+        "name": "An LLM inference engine in five milestones",
+        "skip": "to the text",
+        "chapters": "chapters",
+        "search": "search",
+        "theme": "dark or light",
+        "here": "on this page",
+        "nothing": "Nothing is found.",
+        "answers": "Answers",
+        "begin": "Begin here",
+        "all": "For all chapters",
+        "play": "Open the playground",
+        "courses": "Courses: ",
+        "replay": "Replay: ",
+        "whole": "whole page",
+        "change": "change it",
+        "other": "中文",
+        "scene": "The scene",
+        "happen": "See it happen, on the first page",
+    },
+    CHINESE: {
+        "name": "五个里程碑写成的 LLM 推理引擎",
+        "skip": "跳到正文",
+        "chapters": "各章",
+        "search": "搜索",
+        "theme": "深色或浅色",
+        "here": "本页内容",
+        "nothing": "没有找到。",
+        "answers": "答案",
+        "begin": "从这里开始",
+        "all": "各章都用到",
+        "play": "打开 playground",
+        "courses": "课程：",
+        "replay": "回放：",
+        "whole": "整页",
+        "change": "改一改",
+        "other": "English",
+        "scene": "场景",
+        "happen": "在首页看它发生",
+    },
+}
 AS_TEXT = {".css", ".html", ".js", ".json", ".jsonl", ".md", ".py", ".toml", ".txt"}
 REPLAYS = PurePosixPath("docs/pages")
 QUOTE = '"'
@@ -88,10 +136,13 @@ class Book:
         self.markdown = MarkdownIt("commonmark", {"html": True, "highlight": _fence})
         self.markdown.enable(["table", "strikethrough"])
         self.template = (ASSETS / "page.html").read_text(encoding="utf-8")
-        self.groups = contents()
-        self.chapters = [page for _, pages in self.groups for page in pages]
-        self.titles = {page: _title(page) for page in self.chapters}
-        self.wanted = list(self.chapters)  # and all that these link to
+        self.groups = {language: contents(language) for language in FIRST}
+        self.chapters = {
+            language: [page for _, pages in groups for page in pages]
+            for language, groups in self.groups.items()
+        }
+        # and all that these link to
+        self.wanted = list(dict.fromkeys(page for each in self.chapters.values() for page in each))
         self.pages: dict[PurePosixPath, str] = {}
         self.search: list[tuple[str, str, str, str]] = []
 
@@ -210,11 +261,12 @@ class Book:
     def _frame(self, page: PurePosixPath, found: re.Match[str]) -> str:
         """Return a replay, which replaces the comment that asks for it."""
         question, place = found["replay"], found["scene"]
+        words = WORDS[language_of(page)]
         if found["sizing"]:
             return self._sizing(page)
         if place is not None:
             up = relpath(".", target(page).parent)
-            return f'<p><a href="{up}/{SCENE}#{place}">See it happen, on the first page</a></p>'
+            return f'<p><a href="{up}/{SCENE}#{place}">{words["happen"]}</a></p>'
         if question is None:
             return ""
         if question.endswith(".html"):
@@ -222,7 +274,7 @@ class Book:
             title = re.search("<title>(.*?)</title>", (ROOT / recorded).read_text(encoding="utf-8"))
             address = self._link(relpath(recorded, page.parent), page)
             title_words = html.unescape(title[1]) if title else question
-            return _figure(title_words, address).replace(">", f" {RECORDED}>", 1)
+            return _figure(title_words, address, words).replace(">", f" {RECORDED}>", 1)
         preset = next((each for each in presets() if each["question"] == question), None)
         if preset is None:
             raise InputError(f"{page}: no preset of the playground asks {question!r}")
@@ -235,9 +287,9 @@ class Book:
         link = ""
         if self.has_playground:
             play = relpath("play/index.html", target(page).parent)
-            link = f' <a href="{play}{html.escape(setting.to_link())}">change it</a>'
+            link = f' <a href="{play}{html.escape(setting.to_link())}">{words["change"]}</a>'
         address = relpath(place, target(page).parent)
-        return _figure(question, address, link, _figures(setting, outcomes))
+        return _figure(question, address, words, link, _figures(setting, outcomes))
 
     def _sizing(self, page: PurePosixPath) -> str:
         """Return the sliders of docs/sizing.md."""
@@ -288,7 +340,12 @@ class Book:
         wide: bool = False,
     ) -> None:
         up = relpath(".", place.parent)
+        language = language_of(page)
         parts = {
+            **WORDS[language],
+            "lang": language,
+            "switch": self._switch(page),
+            "home": str(target(FIRST[language][0])),
             "title": html.escape(title),
             "up": up,
             "nav": "".join(self._nav(page, up)),
@@ -302,48 +359,70 @@ class Book:
         (self.folder / place).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / place).write_text(text, encoding="utf-8")
 
+    def _switch(self, page: PurePosixPath | None) -> str:
+        """Return a link to the page in the other language, if there is one."""
+        if page is None:
+            return ""
+        original = english(ROOT / page)
+        other = chinese(ROOT / page) if original == ROOT / page else original
+        if not other.is_file():
+            return ""
+        there = relpath(target(PurePosixPath(relpath(other, ROOT))), target(page).parent)
+        language = next(each for each in WORDS if each != language_of(page))
+        name = WORDS[language_of(page)]["other"]
+        return f'<a id="language" lang="{language}" href="{there}">{name}</a>'
+
     def _nav(self, page: PurePosixPath | None, up: str) -> Iterator[str]:
+        words = WORDS[language_of(page)]
         if self.has_playground:
-            yield f'<a class="play" href="{up}/play/index.html">Open the playground</a>'
+            yield f'<a class="play" href="{up}/play/index.html">{words["play"]}</a>'
             links = (
                 f'<a href="{up}/play/index.html#course={name}">{name.capitalize()}</a>'
                 for name in COURSES
             )
-            yield f'<p class="courses">Courses: {"".join(links)}</p>'
+            yield f'<p class="courses">{words["courses"]}{"".join(links)}</p>'
         here = "" if page else ' aria-current="page"'
-        yield f'<ol><li><a href="{up}/{SCENE}"{here}>The scene</a></ol>'
-        for title, pages in self.groups:
+        yield f'<ol><li><a href="{up}/{SCENE}"{here}>{words["scene"]}</a></ol>'
+        for title, pages in self.groups[language_of(page)]:
             yield f"<h2>{html.escape(title)}</h2><ol>"
             for each in pages:
                 here = ' aria-current="page"' if each == page else ""
-                name = html.escape(self.titles[each])
+                name = html.escape(_title(each))
                 yield f'<li><a href="{up}/{target(each)}"{here}>{name}</a>'
             yield "</ol>"
 
     def _neighbours(self, page: PurePosixPath, up: str) -> Iterator[str]:
         """Yield links to the previous and the next chapter."""
-        if page in self.chapters:
-            at = self.chapters.index(page)
+        chapters = self.chapters[language_of(page)]
+        if page in chapters:
+            at = chapters.index(page)
             for words, other in (("← {}", at - 1), ("{} →", at + 1)):
-                if 0 <= other < len(self.chapters):
-                    name = words.format(html.escape(self.titles[self.chapters[other]]))
-                    yield f'<a href="{up}/{target(self.chapters[other])}">{name}</a>'
+                if 0 <= other < len(chapters):
+                    name = words.format(html.escape(_title(chapters[other])))
+                    yield f'<a href="{up}/{target(chapters[other])}">{name}</a>'
 
 
-def contents() -> list[tuple[str, list[PurePosixPath]]]:
+def language_of(page: PurePosixPath | None) -> str:
+    """Return the language of a page's prose. None: of the scene."""
+    return CHINESE if page and english(ROOT / page) != ROOT / page else ENGLISH
+
+
+def contents(language: str = ENGLISH) -> list[tuple[str, list[PurePosixPath]]]:
     """Return titles of groups and their chapters: a group for each table of docs/README.md."""
-    blocks = (ROOT / FIRST[-1]).read_text(encoding="utf-8").split("\n\n")
-    groups, others = [("Begin here", FIRST)], []
+    words, (*_, index) = WORDS[language], FIRST[language]
+    blocks = (ROOT / index).read_text(encoding="utf-8").split("\n\n")
+    groups, others = [(words["begin"], FIRST[language])], []
     for before, block in pairwise(["", *blocks]):
-        files = [PurePosixPath(normpath(f"docs/{link}")) for link in _LINK.findall(block)]
+        files = [PurePosixPath(normpath(index.parent / link)) for link in _LINK.findall(block)]
         pages = [file for file in files if file.suffix == ".md"]
         if block.startswith("|"):
-            groups.append((before[:-1] if before.endswith(":") else "Chapters", pages))
+            title = before[:-1] if before.endswith((":", "：")) else words["chapters"].capitalize()
+            groups.append((title, pages))
         else:
             others += pages
     seen = {page for _, pages in groups for page in pages}
     others = [page for page in dict.fromkeys(others) if page not in seen]
-    return [*groups, ("For all chapters", others)]
+    return [*groups, (words["all"], others)]
 
 
 def target(path: PurePosixPath) -> PurePosixPath:
@@ -375,6 +454,7 @@ def broken_links(pages: Mapping[PurePosixPath, str], folder: Path) -> Iterator[s
                 yield f"{place}: {address} names no heading or line"
 
 
+@cache
 def _title(page: PurePosixPath) -> str:
     """Return the first heading; without one, the name of a record."""
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -392,12 +472,15 @@ def _head_table(head: str) -> str:
     return f'<div class="wide" tabindex="0"><table class="head">{cells}</table></div>'
 
 
-def _figure(title: str, address: str, link: str = "", figures: str = "") -> str:
+def _figure(
+    title: str, address: str, words: Mapping[str, str], link: str = "", figures: str = ""
+) -> str:
     """Return a frame with a replay."""
     title = html.escape(title)
     return (
-        f'<figure class="replay"><figcaption>Replay: {title} <a href="{address}">whole page</a>'
-        f'{link}</figcaption><iframe src="{address}#embed" title="{title}"></iframe>'
+        f'<figure class="replay"><figcaption>{words["replay"]}{title} '
+        f'<a href="{address}">{words["whole"]}</a>{link}</figcaption>'
+        f'<iframe src="{address}#embed" title="{title}"></iframe>'
         f"{figures}</figure>\n"
     )
 
@@ -439,6 +522,10 @@ def _is_picture(token: Token) -> bool:
 def _heading(token: Token, inline: Token, before: Sequence[Heading]) -> Heading:
     """Make a `Heading`, and give it an anchor of its own."""
     words = "".join(each.content for each in inline.children or [] if "html" not in each.type)
+    if given := _ANCHOR.search(inline.content):  # that of the English heading
+        inline.children = [each for each in inline.children or [] if "html" not in each.type]
+        token.attrSet("id", given[1])
+        return Heading(int(token.tag[1]), words, given[1])
     anchor = slug(words)
     num_same = sum(slug(each.words) == anchor for each in before)
     anchor += f"-{num_same}" if num_same else ""

@@ -94,8 +94,13 @@ def differences(page: Path) -> Iterator[str]:
     names of code."""
     own, source = (_sections(each) for each in (page, english(page)))
     for heading, mine, theirs in zip(own[0], own[1], source[1], strict=True):
-        for kind, mine_of, theirs_of in zip(("figures", "links", "code"), mine, theirs, strict=True):
-            for words, rest in (("too many", mine_of - theirs_of), ("missing", theirs_of - mine_of)):
+        for kind, mine_of, theirs_of in zip(
+            ("figures", "links", "code"), mine, theirs, strict=True
+        ):
+            for words, rest in (
+                ("too many", mine_of - theirs_of),
+                ("missing", theirs_of - mine_of),
+            ):
                 if rest:
                     yield f"{page.name}, {heading}: {kind} {words}: {', '.join(rest.elements())}"
 

@@ -3,7 +3,7 @@
 
 const byId = (id) => document.getElementById(id);
 const root = document.documentElement;
-const { up } = byId("text").dataset;
+const { up, nothing, answers: titleOfAnswers } = byId("text").dataset;
 const find = byId("find");
 const found = byId("found");
 const frames = [...document.querySelectorAll(".replay iframe")];
@@ -11,6 +11,13 @@ const MOST_FOUND = 12;
 
 byId("menu").onclick = ({ currentTarget }) => currentTarget.setAttribute("aria-expanded", document.body.classList.toggle("open"));
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest" });
+
+// --- the other language, at the same heading: both have its anchor ----------------------------------
+
+byId("language")?.addEventListener("click", ({ currentTarget }) => {
+  const before = [...document.querySelectorAll("main :is(h2, h3)[id]")].filter((each) => each.getBoundingClientRect().top < 120);
+  currentTarget.hash = before.at(-1)?.id ?? "";
+});
 
 // --- dark or light, and replays, which say how high they are ---------------------------------------
 
@@ -36,7 +43,7 @@ addEventListener("beforeprint", () => {
   const answers = document.createElement("section");
   answers.id = "answers";
   const title = document.createElement("h2");
-  title.textContent = "Answers";
+  title.textContent = titleOfAnswers;
   answers.append(title);
   for (const each of document.querySelectorAll("main details")) {
     const copy = each.cloneNode(true);
@@ -56,17 +63,36 @@ addEventListener("afterprint", () => {
 
 // SEARCH (search.js) has [address, heading, text, code] for each part of a chapter, and for each file,
 // class and function. All words of a question must be there, and what it has in "quotes" as it is.
+// Chinese has no spaces: each two characters that follow one another are a word.
+const isHan = (words) => /\p{Script=Han}/u.test(words);
+
+function pairsOf(run) {
+  if (!isHan(run) || run.length < 3) return [run];
+  return [...run].slice(1).map((character, index) => [...run][index] + character);
+}
+
 function termsOf(question) {
-  const terms = [...question.toLowerCase().matchAll(/"([^"]+)"?|[^\s"]+/g)];
-  return terms.map(([whole, phrase]) => (phrase ?? whole).trim()).filter(Boolean);
+  const terms = [...question.toLowerCase().matchAll(/"([^"]+)"?|\p{Script=Han}+|[^\s"\p{Script=Han}]+/gu)];
+  return terms.flatMap(([whole, phrase]) => (phrase ? [phrase.trim()] : pairsOf(whole.trim()))).filter(Boolean);
+}
+
+// A page that is there in both languages is shown in that of the page, or of the question.
+const isChinese = ([address]) => /^(docs\/zh\/|README\.zh)/.test(address);
+const pageOf = ([address]) => address.replace(/#.*/, "");
+const translated = new Set();
+
+function isShown(part, inChinese) {
+  if (!translated.size)
+    for (const each of SEARCH.filter(isChinese)) translated.add(pageOf(each).replace("zh/", "").replace("README.zh", "index"));
+  return inChinese ? !translated.has(pageOf(part)) : !isChinese(part);
 }
 
 const escaped = (term) => term.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
 
 // Whole words count most, then beginnings of words, then any letters.
 function weight(within, term) {
-  const at = within.indexOf(term);
-  if (at < 0) return 0;
+  if (!within.includes(term)) return 0;
+  if (isHan(term)) return 2;
   const whole = new RegExp(`(?<![\\p{L}\\d])${escaped(term)}s?(?![\\p{L}\\d])`, "u");
   if (whole.test(within)) return 3;
   return new RegExp(`(?<![\\p{L}\\d])${escaped(term)}`, "u").test(within) ? 2 : 1;
@@ -84,18 +110,18 @@ function score(part, terms, phrase) {
   if (!scores.every(Boolean)) return 0;
   let sum = scores.reduce((total, each) => total + each) / terms.length;
   if (terms.length > 1) sum += 8 * weight(title, phrase) + 5 * weight(text, phrase);
-  if (title.replace(/^(class|def) /, "") === phrase) sum += 20;
+  if (title.replace(/^(class|def) |（.*/g, "") === phrase) sum += 20;
   const isRecord = part[0].startsWith("docs/measurements/");
   return part[0].startsWith("docs/") && !isRecord ? sum : sum * (isRecord ? 0.4 : 0.7);
 }
 
 // The text around the first term, in which all terms are marked.
-function excerpt(text, terms) {
+function excerpt(text, terms, phrase) {
   const low = text.toLowerCase();
   const first = terms.find((term) => low.includes(term));
   const begin = first ? Math.max(0, low.indexOf(first) - 45) : 0;
   const shown = text.slice(begin, begin + 130);
-  const pattern = new RegExp(`(${terms.map(escaped).join("|")})`, "gi");
+  const pattern = new RegExp(`(${[phrase, ...terms].map(escaped).join("|")})`, "gi");
   const parts = shown.split(pattern).map((words, index) => {
     if (index % 2 === 0) return words;
     const mark = document.createElement("mark");
@@ -107,19 +133,21 @@ function excerpt(text, terms) {
 
 find.oninput = () => {
   const terms = termsOf(find.value);
-  const phrase = terms.join(" ");
-  const scored = terms.length ? SEARCH.map((part) => [score(part, terms, phrase), part]).filter(([value]) => value) : [];
+  const phrase = find.value.toLowerCase().replaceAll('"', "").trim();
+  const inChinese = root.lang.startsWith("zh") || isHan(find.value);
+  const parts = terms.length ? SEARCH.filter((part) => isShown(part, inChinese)) : [];
+  const scored = parts.map((part) => [score(part, terms, phrase), part]).filter(([value]) => value);
   const best = scored.sort(([one], [other]) => other - one).slice(0, MOST_FOUND);
   const items = best.map(([, [address, title, text]]) => {
     const [item, link, told] = ["li", "a", "small"].map((name) => document.createElement(name));
     link.href = `${up}/${address}`;
     link.textContent = title;
-    told.append(`${address.split("#")[0].replace(/^docs\/|\.html$/g, "")}${text && ": "}`, ...excerpt(text, terms));
+    told.append(`${address.split("#")[0].replace(/^docs\/|\.html$/g, "")}${text && ": "}`, ...excerpt(text, terms, phrase));
     link.append(told);
     item.append(link);
     return item;
   });
-  found.replaceChildren(...(items.length ? items : ["Nothing is found."]));
+  found.replaceChildren(...(items.length ? items : [nothing]));
   found.hidden = !terms.length;
 };
 

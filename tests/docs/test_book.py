@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from docs.book import ROOT, Book, _lexer, broken_links, contents, target
+from docs.book import CHINESE, ENGLISH, ROOT, Book, _lexer, broken_links, contents, target
 from helpers.pages import Opened, assert_accessible
 
 
@@ -29,7 +29,11 @@ def is_colored(name):
 
 
 def test_the_book_has_every_chapter_with_its_tables_and_its_code(book):
-    listed = {page for _, pages in contents() for page in pages}
+    listed = {page for _, pages in contents(ENGLISH) for page in pages}
+    in_chinese = {page for _, pages in contents(CHINESE) for page in pages}
+    translated = {page.relative_to(ROOT) for page in (ROOT / "docs/zh").glob("*.md")}
+    assert {PurePosixPath(page) for page in translated} <= in_chinese
+    listed |= in_chinese
     assert {PurePosixPath("docs", page.name) for page in (ROOT / "docs").glob("*.md")} <= listed
     for page in listed:
         source = (ROOT / page).read_text(encoding="utf-8")
@@ -123,9 +127,38 @@ def test_sliders_of_a_load_work_by_keyboard_on_a_phone_in_the_dark(browser, book
 
 
 @pytest.mark.slow
+def test_the_language_changes_at_the_same_heading_and_chinese_is_searched(browser, book):
+    opened = Opened(browser, (book.folder / "docs/glossary.html").as_uri() + "#prefix-cache")
+    page = opened.page
+    opened("() => byId('language').click()")
+    page.wait_for_url("**/docs/zh/glossary.html#prefix-cache")
+    assert page.get_attribute("html", "lang") == "zh-Hans"
+    page.fill("#find", "前缀缓存")
+    assert "前缀缓存（prefix cache）" in page.inner_text("#found li >> nth=0")
+    page.fill("#find", "KV缓存")  # pages have a space there
+    assert "KV 缓存" in page.inner_text("#found li >> nth=0")
+    assert opened("() => termsOf('KV缓存命中')") == ["kv", "缓存", "存命", "命中"]
+    page.fill("#find", "没有这种说法")
+    assert page.inner_text("#found") == "没有找到。"
+    page.fill("#find", "prefix cache")
+    addresses = page.eval_on_selector_all("#found a", "links => links.map((each) => each.href)")
+    assert any("/zh/glossary" in each for each in addresses)
+    assert not any("docs/glossary" in each for each in addresses)
+    opened("() => byId('language').click()")
+    page.wait_for_url("**/docs/glossary.html*")
+    assert opened.errors == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
-    ["index.html", "docs/m5_kernels.html", "docs/sizing.html", "m3_paged/scheduler.py.html"],
+    [
+        "index.html",
+        "docs/m5_kernels.html",
+        "docs/sizing.html",
+        "docs/zh/m1_single.html",
+        "m3_paged/scheduler.py.html",
+    ],
 )
 def test_axe_finds_nothing_serious_in_the_book(browser, book, place):
     assert_accessible(Opened(browser, (book.folder / place).as_uri()))
