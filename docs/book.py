@@ -427,7 +427,7 @@ def contents(language: str = ENGLISH) -> list[tuple[str, list[PurePosixPath]]]:
 
 def target(path: PurePosixPath) -> PurePosixPath:
     """Return where a file or folder of the repository is in the book."""
-    if path.name == "README.md" and path != FIRST[0]:
+    if path.name == "README.md" and path != FIRST[ENGLISH][0]:
         return path.with_name("index.html")
     if (ROOT / path).is_dir():
         return path / "folder.html"
