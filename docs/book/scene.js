@@ -122,7 +122,7 @@ function showSide() {
   const { figures, run, requests } = side;
   byId("scene-time").max = scene.end;
   byId("scene-figures").textContent = `first tokens within ${figures.ttft_max.toFixed(1)} s, all done after ${figures.makespan.toFixed(1)} s; ` +
-    `${Math.round(figures.vain)} % computed in vain, ${Math.round(figures.kv_empty)} % of KV memory kept empty`;
+    `${Math.round(figures.vain)} % computed for nothing, ${Math.round(figures.kv_empty)} % of KV memory kept empty`;
   const links = byId("scene-links");
   const before = Math.max(1, scene.at);
   const link = (name) => links.querySelector(`[data-link="${name}"]`);
