@@ -17,6 +17,8 @@ from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
+from .hybrid.hybrid_cache import HybridScheduler, choose_groups
+from .hybrid.hybrid_runner import HybridBlockCache, HybridModelRunner
 from .scheduler import Scheduler
 from .verification import sample_and_verify
 
@@ -53,11 +55,20 @@ class LLMEngine(BaseEngine):
             loaded.model, config, wanted_len, run_once, USEFUL_KV
         )
         config = with_swap_space(config, loaded.model, num_blocks)
-        scheduler = scheduler_class(config.scheduler, Scheduler)(config, max_model_len, num_blocks)
+        sample = sample_and_verify if config.speculation else sample_rows
+        groups = choose_groups(loaded.model.config, config, max_model_len, num_blocks)
+        if groups is not None:  # some layers have a window, and give blocks back
+            num_blocks = groups.num_blocks(num_blocks)
+            scheduler: Scheduler = HybridScheduler(config, max_model_len, num_blocks, groups)
+            if runner is None:
+                own = HybridBlockCache(loaded.model, num_blocks, config.block_size, groups)
+                runner = HybridModelRunner(loaded.model, own, sample)
+        else:
+            make_scheduler = scheduler_class(config.scheduler, Scheduler)
+            scheduler = make_scheduler(config, max_model_len, num_blocks)
         if runner is None:
             num_host_blocks = scheduler.num_host_blocks
             cache = BlockCache(loaded.model, num_blocks, config.block_size, num_host_blocks)
-            sample = sample_and_verify if config.speculation else sample_rows
             runner = ModelRunner(loaded.model, cache, sample)
         tracer = Tracer.from_option(config.trace, loaded.decode)
         super().__init__(

@@ -9,6 +9,27 @@ from typing import Protocol
 from .request import Request
 
 
+NULL_BLOCK = -1
+"""Entry of a block table whose block has been given back: no layer of the group reads it again."""
+
+
+class BlockTables(list[int]):
+    """The block table of a request in the first group of layers, with those in further groups.
+
+    Layers are in groups where they need the KV of a token for different times: see
+    `m4_prefix_chunked.hybrid`. A request has one plain list elsewhere.
+    """
+
+    def __init__(self, first: Iterable[int], further: list[list[int]]) -> None:
+        super().__init__(first)
+        self.further = further
+
+
+def tables_of(blocks: list[int]) -> list[list[int]]:
+    """Return a block table in each group of layers: one where there is one group."""
+    return [blocks, *blocks.further] if isinstance(blocks, BlockTables) else [blocks]
+
+
 class KVCacheManager(Protocol):
     """The methods that every milestone's KV manager has, for the scheduler that it belongs to.
 

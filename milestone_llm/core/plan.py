@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .kv import BlockTables
 from .outputs import SampledToken
 from .request import Request
 
@@ -30,6 +31,11 @@ class ScheduledRequest:
     def __post_init__(self) -> None:
         is_last = not self.is_padding and self.end == self.request.num_tokens
         self.sampling_requests = [self.request] if is_last else []
+
+    @property
+    def group_blocks(self) -> list[list[int]]:
+        """The request's block table in each group of layers; empty where there is one group."""
+        return [self.blocks, *self.blocks.further] if isinstance(self.blocks, BlockTables) else []
 
     @property
     def end(self) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import chain
 
 from .errors import PlanError
-from .kv import KVCacheManager
+from .kv import KVCacheManager, tables_of
 from .plan import ScheduledRequest, StepPlan
 from .request import Request
 from .scheduler import BaseScheduler
@@ -95,6 +95,9 @@ def broken_rule_of_blocks(plan: StepPlan, kv: KVCacheManager, num_events: int) -
         if row.blocks != table:
             name = row.request.request_id
             return f"{name}'s row has the blocks {row.blocks}, and {name} owns {table}"
+        if (tables := tables_of(row.blocks)) != (owned := tables_of(table)):
+            name = row.request.request_id
+            return f"{name}'s row has, by group, the blocks {tables}, and {name} owns {owned}"
     if not (plan.copies or plan.swap_outs or plan.swap_ins):
         return None
     events = kv.events[num_events:]

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from m4_prefix_chunked.speculation import draft_token_ids
 from m5_kernels.extras.spec_decode.proposer import UNKNOWN
+from milestone_llm.core.kv import NULL_BLOCK, tables_of
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.request import Request
@@ -72,8 +73,12 @@ def some_wrong(token_ids: Sequence[int], request: Request, num_tokens: int) -> l
 class ReadBackRunner:
     """Replaces any milestone's runner, pipelined ones included."""
 
-    def __init__(self, block_size: int | None = None) -> None:
+    def __init__(
+        self, block_size: int | None = None, windows: Sequence[int | None] = (None,)
+    ) -> None:
         self.block_size = block_size
+        self.windows = windows
+        """Window of each group of layers. Each group has its own KV, in blocks of its own."""
         self.device: dict[Slot, bytes] = {}
         self.host: dict[Slot, bytes] = {}
         self.raise_at: dict[str, BaseException] = {}
@@ -92,16 +97,20 @@ class ReadBackRunner:
         kept = {id(row): kv_of(self._known_tokens(row.request) + guesses[id(row)]) for row in rows}
         spans = {id(row): self._span(row) for row in rows}
         for row in rows:
-            for position in range(*spans[id(row)]):
-                self.device[self._slot(row, position)] = kept[id(row)][position]
+            for group in range(len(self.windows)):
+                for position in range(*spans[id(row)]):
+                    slot = self._slot(row, position, group)
+                    self.device[slot] = kept[id(row)][position] + bytes(group)
         sampled = {}
         for row in rows:
-            for position in range(spans[id(row)][1]):
-                found = self.device.get(self._slot(row, position))
-                assert found == kept[id(row)][position], (
-                    f"{row.request.request_id} finds another KV at position {position} of "
-                    f"{row.start}..{row.end}, blocks {row.blocks}"
-                )
+            start, end = spans[id(row)]
+            for group, window in enumerate(self.windows):
+                for position in range(0 if window is None else max(0, start - window + 1), end):
+                    found = self.device.get(self._slot(row, position, group))
+                    assert found == kept[id(row)][position] + bytes(group), (
+                        f"{row.request.request_id} finds another KV at position {position} of "
+                        f"{row.start}..{row.end}, blocks {tables_of(row.blocks)}, group {group}"
+                    )
             for request in row.sampling_requests:
                 seed = seed_of(request.sampling_params, request.index)
                 known, tokens = list(self._known_tokens(request)), []
@@ -161,10 +170,12 @@ class ReadBackRunner:
         assert end == row.end or (end < row.end and row.request.request_id in self._have_guessed)
         return end - row.num_new_tokens, end
 
-    def _slot(self, row: ScheduledRequest, position: int) -> Slot:
+    def _slot(self, row: ScheduledRequest, position: int, group: int = 0) -> Slot:
         if self.block_size is None:  # M1 has no KV memory of its own, M2 one region a request
             return (row.blocks[0] if row.blocks else row.request.request_id, position)
-        return (row.blocks[position // self.block_size], position % self.block_size)
+        block = tables_of(row.blocks)[group][position // self.block_size]
+        assert block != NULL_BLOCK, f"{row.request.request_id} uses a block that was given back"
+        return (block, position % self.block_size)
 
     def _raise(self, where: str) -> None:
         if error := self.raise_at.pop(where, None):

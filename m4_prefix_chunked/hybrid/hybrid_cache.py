@@ -1,0 +1,218 @@
+"""A prefix that all groups of layers have, and M4's KV manager with tables by group.
+
+    tokens                    0..3   4..7   8..11  12..15 |          block_size 4, window 5
+    group 0, sees all         [ A      B      C      D  ]            needs all of them
+    group 1, sees 5           [ -      -      C      D  ]            needs 12..15 and token 11
+
+A hit of n tokens needs the blocks of all n in groups that see all. In a group with a window it needs
+the last ones: token n sees no others. If one of these has been evicted, the hit is shorter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from m3_paged.preemption import Preempter
+from m4_prefix_chunked.caching_pool import CachingBlockPool
+from m4_prefix_chunked.config import EngineConfig
+from m4_prefix_chunked.kv_cache_manager import KVCacheManager
+from m4_prefix_chunked.prefix_cache import PrefixCache, PrefixHit
+from m4_prefix_chunked.scheduler import Scheduler
+from m4_prefix_chunked.speculation import Speculation
+from milestone_llm.core.kv import NULL_BLOCK, BlockTables, KVEvent, KVUsage, tables_of
+from milestone_llm.core.plan import StepPlan
+from milestone_llm.core.request import Request
+
+from .group_blocks import GroupedBlocks
+from .layer_groups import LayerGroups
+
+
+class HybridPrefixCache(PrefixCache):
+    """Finds blocks by their group and content.
+
+    Args:
+        kv: block tables of all groups; its pool is `pool`.
+    """
+
+    def __init__(self, kv: GroupedBlocks, pool: CachingBlockPool, is_enabled: bool) -> None:
+        super().__init__(kv, pool, is_enabled)
+        self.groups = kv.groups
+        self.grouped = kv
+
+    def find(self, request: Request) -> PrefixHit:
+        """Return the longest prefix of a request's known tokens that all groups have."""
+        size, num_known = self.kv.block_size, len(request.token_ids)
+        num_blocks = num_known // size if self._is_asked(request) else 0
+        for group, manager in enumerate(self.groups):
+            if manager.window is None:
+                found = (i for i in range(num_blocks) if self._block(request, group, i) is None)
+                num_blocks = next(found, num_blocks)
+        while num_blocks:
+            num_tokens = min(num_blocks * size, num_known - 1)
+            missing = self._missing(request, num_blocks, num_tokens)
+            if missing is None:
+                return self._hit(request, num_blocks, num_tokens)
+            num_blocks = missing
+        return self._hit(request, 0, 0)
+
+    def _missing(self, request: Request, num_blocks: int, num_tokens: int) -> int | None:
+        """Return the last entry that a hit lacks in a group with a window. An entry that is copied
+        before it is written is missing, too."""
+        lacking = []
+        for group, manager in enumerate(self.groups):
+            for index in range(manager.first_needed(num_tokens), num_blocks):
+                if manager.window is None and index < num_blocks - 1:
+                    continue  # it is there
+                block = self._block(request, group, index)
+                is_copied = index == num_tokens // manager.block_size
+                if block is None or (is_copied and block in self.pending):
+                    lacking.append(index)
+        return max(lacking, default=None)
+
+    def _hit(self, request: Request, num_blocks: int, num_tokens: int) -> PrefixHit:
+        tables = []
+        for group, manager in enumerate(self.groups):
+            table = [NULL_BLOCK] * min(manager.first_needed(num_tokens), num_blocks)
+            for index in range(len(table), num_blocks):
+                block = self._block(request, group, index)
+                assert block is not None, "a hit lacks a block"
+                table.append(block)
+            tables.append(table)
+        return PrefixHit(BlockTables(tables[0], tables[1:]), num_tokens)
+
+    def can_allocate(self, request: Request, hit: PrefixHit) -> bool:
+        """Whether tables for all known tokens fit, given what is cached of them."""
+        num_new, counts = 0, self.pool.ref_counts
+        for manager, table in zip(self.groups, tables_of(hit.blocks), strict=True):
+            num_entries = manager.num_entries(request.num_tokens, hit.num_tokens)
+            num_new += max(0, num_entries - len(table))
+            shared = [block for block in table if block != NULL_BLOCK]
+            if manager.window is not None:  # what others hold as well is promised
+                num_new += len(shared)
+                continue
+            num_new += sum(counts[block] == 0 for block in shared)
+            if hit.num_tokens < len(table) * manager.block_size:  # writes into the last block
+                num_new += counts[table[-1]] > 0
+        return num_new <= self.grouped.num_available
+
+    def make_findable(self, request: Request, end: int) -> None:
+        """Make findable, in each group, the blocks that tokens `.. end - 1` fill."""
+        first = self.num_findable.get(request.request_id, 0)
+        num_full = min(end, len(request.token_ids)) // self.kv.block_size
+        if num_full <= first or not self.is_enabled:
+            return
+        for group, manager in enumerate(self.groups):
+            table = manager.block_tables[request.request_id]
+            for index in range(first, num_full):
+                name = self._name(request, group, index)
+                if table[index] != NULL_BLOCK and self.pool.remember(table[index], name):
+                    self.pending.add(table[index])
+        self.num_findable[request.request_id] = num_full
+
+    def forget_blocks(self, request: Request) -> None:
+        """Make the blocks of a request that went wrong unfindable; their owners keep them."""
+        for manager in self.groups:
+            for block in manager.block_tables[request.request_id]:
+                if block in self.pool.hash_of:
+                    self.pool.forget(block)
+
+    def _block(self, request: Request, group: int, index: int) -> int | None:
+        return self.pool.block_of.get(self._name(request, group, index))
+
+    def _name(self, request: Request, group: int, index: int) -> bytes:
+        """Return the name of a full block: its group, and the hash of its tokens."""
+        return bytes((group,)) + self._hash(request, index)
+
+
+class HybridKVCacheManager(KVCacheManager):
+    """M4's KV manager, for layers in groups."""
+
+    def __init__(self, config: EngineConfig, num_blocks: int, groups: LayerGroups) -> None:
+        self.events: list[KVEvent] = []
+        self.pool = CachingBlockPool(num_blocks, self.events)
+        self.grouped = GroupedBlocks(
+            self.pool, config.block_size, self.events, groups.windows, longest_reach(config)
+        )
+        self.blocks = self.grouped
+        self.prefix_cache = HybridPrefixCache(
+            self.grouped, self.pool, config.enable_prefix_caching
+        )
+        self.preempter = Preempter(self.grouped, num_host_blocks=0)
+        self._found: tuple[Request, PrefixHit] | None = None
+
+    def append(self, request: Request, plan: StepPlan, num_guesses: int = 0) -> bool:
+        """Make room for a running request's next token, first in what it gives back."""
+        self.grouped.give_back(request)
+        return super().append(request, plan, num_guesses)
+
+    def cache(self, request: Request, end: int) -> None:
+        """Make findable the blocks that tokens `.. end - 1` fill: their step is planned. A prompt
+        first gives back what these tokens do not see, and takes as many blocks."""
+        self.grouped.give_back(request)
+        self.grouped.take_as_many(request)
+        super().cache(request, end)
+
+    def usage(self, running: Sequence[Request], watermark: int) -> KVUsage:
+        """Return how full KV memory is. Tokens are counted once for each group."""
+        usage = super().usage(running, watermark)
+        return replace(usage, stored_tokens=self.grouped.stored_tokens(running))
+
+    def stats(self, running: Sequence[Request]) -> dict[str, object]:
+        """Return M4's figures; of tokens, each once for each group."""
+        size, stored = self.grouped.block_size, self.grouped.stored_tokens
+        wasted = {
+            each.request_id: size * sum(
+                len(group.held_by(each.request_id)) for group in self.grouped.groups
+            ) - stored([each])
+            for each in running
+        }
+        kv = {
+            "wasted_tokens": self.pool.num_used * size - stored(running),
+            "wasted_tokens_by_request": wasted,
+        }
+        return {**super().stats(running), "kv": kv}
+
+
+def longest_reach(config: EngineConfig) -> int:
+    """Return the most tokens from the first that is not certain to the end of a row."""
+    chunk = config.max_num_batched_tokens
+    if config.enable_chunked_prefill and config.long_prefill_token_threshold:
+        chunk = min(chunk, config.long_prefill_token_threshold)
+    return chunk + 1 + (config.num_speculative_tokens if config.speculation else 0)
+
+
+def choose_groups(
+    model_config: Any, config: EngineConfig, max_model_len: int, num_blocks: int
+) -> LayerGroups | None:
+    """Return the groups of a model's layers; None: one manager keeps all blocks of all layers.
+
+    So it does where all layers see as far. So it does, too, if preempted KV is swapped, for a
+    scheduler of the user's own, and where a request of `max_model_len` tokens would not fit.
+
+    num_blocks: blocks of all layers that memory holds.
+    """
+    groups = LayerGroups.of_config(model_config)
+    is_off = config.disable_hybrid_kv_cache_manager or config.preemption == "swap"
+    if len(groups) == 1 or is_off or config.scheduler is not None:
+        return None
+    num_own = groups.num_blocks(num_blocks)
+    blocks = HybridKVCacheManager(config, num_own, groups).blocks
+    return groups if blocks.num_blocks_for(max_model_len) <= num_own else None
+
+
+class HybridScheduler(Scheduler):
+    """M4's scheduler over a KV manager with groups. It plans as M4's does."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        max_model_len: int,
+        num_blocks: int,
+        groups: LayerGroups,
+    ) -> None:
+        super().__init__(config, max_model_len, num_blocks)
+        self.kv = HybridKVCacheManager(config, num_blocks, groups)
+        if self.speculation:
+            self.speculation = Speculation(config, self.kv)
