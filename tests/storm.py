@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import itertools
 import random
@@ -28,13 +29,32 @@ from helpers.engines import assert_empty, make_engine
 from helpers.interrupter import Interrupter
 from helpers.read_back import ReadBackRunner, right_output, some_wrong
 from m1_single import RequestOutput, SamplingParams
+from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
+from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
 from m4_prefix_chunked.speculation import draft_token_ids
 from m5_kernels.extras.spec_decode.proposer import DeviceProposer
 from milestone_llm import MILESTONES
+from milestone_llm.core.kv import NULL_BLOCK
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
-from milestone_llm.models.tiny_models import VOCAB_SIZE
+from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+
+
+GROUPS = [(3, "wwf"), (5, "fwww"), (8, "wf"), (11, "wwwwwf")]
+"""Windows, and which layers have them."""
+
+
+@functools.cache
+def windowed_model(window: int, layers: str) -> Any:
+    """Return a tiny model with layers that see all (f) or a window (w)."""
+    kinds = {"f": "full_attention", "w": "sliding_attention"}
+    return build_tiny_model(
+        "gemma3",
+        sliding_window=window,
+        num_hidden_layers=len(layers),
+        layer_types=[kinds[each] for each in layers],
+    ).double()
 
 
 class FaultError(Exception):
@@ -92,9 +112,10 @@ class Storm:
 
     Args:
         seed: all random choices follow from it.
+        has_groups: serve a model of which some layers have a window.
     """
 
-    def __init__(self, milestone: str, seed: int) -> None:
+    def __init__(self, milestone: str, seed: int, has_groups: bool = False) -> None:
         self.milestone = milestone
         self.rng = random.Random(f"{milestone}/{seed}")
         self.counts: Counter[str] = Counter()
@@ -104,8 +125,20 @@ class Storm:
         if milestone >= "m5":
             self.fields["async_scheduling"] = self.is_late
         self.runner = BrittleRunner(self.fields.get("block_size"))
-        self.engine = make_engine(package, runner=self.runner, **self.fields)
+        model = None
+        if has_groups:
+            window, layers = self.rng.choice(GROUPS)
+            windows = [window if each == "w" else None for each in layers]
+            self.runner.windows = LayerGroups.of_windows(windows).windows
+            self.fields["preemption"] = "recompute"
+            if milestone >= "m5":
+                self.fields["speculation"] = None
+            model = windowed_model(window, layers)
+        self.engine = make_engine(package, model, runner=self.runner, **self.fields)
         self.scheduler = self.engine.scheduler
+        if not isinstance(self.scheduler, HybridScheduler):
+            self.runner.windows = (None,)
+        self.counts["hybrid"] += isinstance(self.scheduler, HybridScheduler)
         if speculation := getattr(self.scheduler, "speculation", None):
             speculation.proposer = DeviceProposer() if self.is_late else Clairvoyant()
         self._watch_plans()
@@ -377,17 +410,25 @@ class Storm:
             assert not (num_drafts and plan.preempted)
             longest = limits.long_prefill_token_threshold or row.num_new_tokens
             assert row.num_new_tokens - num_drafts <= longest
-            num_spare = len(row.blocks) - scheduler.kv.blocks.num_blocks_for(num_tokens)
+            num_spare = len(row.blocks) - -(-num_tokens // limits.block_size)
             assert num_spare == 0 or (num_spare > 0 and scheduler.speculation), "blocks too many"
+            for window, table in zip(self.runner.windows, row.group_blocks, strict=False):
+                num_gone = 0 if window is None else max(0, row.start - window + 1)
+                num_gone //= limits.block_size
+                assert table[:num_gone] == [NULL_BLOCK] * num_gone, "blocks of the past are held"
+                assert NULL_BLOCK not in table[num_gone:], "blocks are missing"
+                self.counts["given_back"] += num_gone
 
 
-def serve(milestone: str, seed: int, num_steps: int) -> Counter[str]:
+def serve(milestone: str, seed: int, num_steps: int, has_groups: bool = False) -> Counter[str]:
     """Run a storm. If it finds something, print how to repeat it."""
-    storm = Storm(milestone, seed)
+    storm = Storm(milestone, seed, has_groups)
     try:
         return storm.run(num_steps)
     except BaseException:
-        print(f"python tests/storm.py --seed {seed} --milestone {milestone} --steps {num_steps}")
+        groups = " --groups" if has_groups else ""
+        case = f"--seed {seed} --milestone {milestone} --steps {num_steps}{groups}"
+        print(f"python tests/storm.py {case}")
         print(f"engine: {storm.fields}, {dict(storm.counts)}")
         raise
 
@@ -401,13 +442,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="this seed alone")
     parser.add_argument("--milestone", choices=MILESTONES, help="this milestone alone")
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--groups", action="store_true", help="models of which some layers have a window; from M4 on")
     options = parser.parse_args()
     end, total, num_runs = time.monotonic() + options.seconds, Counter[str](), 0
     seeds = random.SystemRandom()
     while num_runs == 0 or (options.seed is None and time.monotonic() < end):
         seed = seeds.randrange(10**9) if options.seed is None else options.seed
         for milestone in [options.milestone] if options.milestone else MILESTONES:
-            total += serve(milestone, seed, options.steps)
+            total += serve(milestone, seed, options.steps, options.groups)
         num_runs += 1
     print(f"{num_runs} seeds, nothing found: {dict(total)}")
     return 0
