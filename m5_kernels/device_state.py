@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -59,6 +60,7 @@ class DeviceState:
 
     Args:
         num_seqs: most sequences of a step, if a row may have several; else num_rows.
+        num_groups: groups of layers, each with a block table for every row.
         more: shapes of further int32 arrays, by name, which `set` changes like the others.
     """
 
@@ -70,6 +72,7 @@ class DeviceState:
         vocab_size: int,
         device: torch.device,
         num_seqs: int = 0,
+        num_groups: int = 1,
         more: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.num_rows = num_rows
@@ -83,7 +86,7 @@ class DeviceState:
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "seeds": (torch.int64, one_number),  # first: 64-bit numbers need an even index
             "token_ids": (int32, (num_rows, max_model_len)),
-            "block_table": (int32, (num_rows, self.max_blocks)),
+            **{table_name(group): (int32, (num_rows, self.max_blocks)) for group in range(num_groups)},
             "stop_ids": (int32, (num_rows, MAX_DEVICE_STOP_IDS)),
             **dict.fromkeys(("num_computed_tokens", "prompt_lens"), (int32, one_number)),
             **dict.fromkeys(("top_k", "min_tokens"), (int32, one_number)),
@@ -107,11 +110,16 @@ class DeviceState:
             self._first_and_width[name] = part.storage_offset(), len(part) // shape[0]
         self.rows = RowState(
             self.views["token_ids"],
-            self.views["block_table"],
+            self.views[table_name(0)],
             self.views["num_computed_tokens"],
             self.views["prompt_lens"],
             block_size,
         )
+        self.group_rows = [
+            replace(self.rows, block_table=self.views[table_name(group)])
+            for group in range(num_groups)
+        ]
+        """The rows, with the block tables of each group of layers."""
         self.step_rows = self.views["step_rows"]
         self.reset()
 
@@ -188,15 +196,22 @@ class DeviceState:
         self._arena[pairs[0]] = pairs[1].int()
 
 
-def check_rows(num_rows: int, max_model_len: int, block_size: int, device: torch.device) -> None:
-    """Check that memory holds so many rows, with token ids and two block tables each.
+def table_name(group: int) -> str:
+    """Return the name of the array with the block tables of a group of layers."""
+    return f"block_table_{group}" if group else "block_table"
+
+
+def check_rows(
+    num_rows: int, max_model_len: int, block_size: int, device: torch.device, num_groups: int = 1
+) -> None:
+    """Check that memory holds so many rows, with token ids and two block tables a group each.
 
     Raises:
         InputError: it does not, or there are more rows than a GPU's kernels can read together.
     """
     if device.type == "cuda" and num_rows > MAX_GPU_ROWS:
         raise InputError(f"max_num_seqs={num_rows}, but a GPU's step has {MAX_GPU_ROWS:,} at most")
-    width = max_model_len + 2 * 16 * ceil_div(max_model_len, 16 * block_size)
+    width = max_model_len + 2 * num_groups * 16 * ceil_div(max_model_len, 16 * block_size)
     what = f"the state of max_num_seqs={num_rows} requests of max_model_len={max_model_len} tokens"
     num_bytes = num_rows * (4 * width + BYTES_OF_A_ROW)
     check_memory(num_bytes, device, what, "lower one of them")

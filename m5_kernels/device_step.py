@@ -8,18 +8,20 @@ Nothing here waits for the device or reads from it, so all of it can be part of 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from m3_paged.block_cache import BlockCache
+from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
 
 from .config import EngineConfig
 from .decoder.load import Decoder
 from .device_state import DeviceState
 from .kernels.expand_step import append_sampled, expand_step
 from .kernels.launch import Launch
-from .kernels.step_metadata import StepMetadata
+from .kernels.step_metadata import RowState, StepMetadata
 from .sampler import Sampler, SamplingFeatures
 from .step_graphs import StepShape
 
@@ -52,6 +54,14 @@ class DeviceStep:
         self.metadata = StepMetadata.allocate(
             self.max_tokens, state.num_seqs, state.max_blocks, device
         )
+        self.group_tables = [
+            (torch.zeros_like(self.metadata.slot_mapping), torch.zeros_like(self.metadata.block_table))
+            for _ in state.group_rows[1:]
+        ]
+        """Slots and block tables of a step in each further group of layers."""
+        self.group_of_layers = (
+            cache.groups.group_of_layers() if isinstance(cache, HybridBlockCache) else ()
+        )
         self.attention = decoder.ops.attention(
             decoder.attention_shape, state.num_seqs, cache.keys[0].dtype, device
         )
@@ -77,10 +87,34 @@ class DeviceStep:
         rows, new_tokens, _ = self.state.step(shape.num_seqs)
         expand_step(self.state.rows, rows, new_tokens, metadata, self.launch)
         metadata = self.attention.prepare(metadata, self.launch)
+        metadata = self.in_groups(
+            metadata, lambda own, output: expand_step(own, rows, new_tokens, output, self.launch)
+        )
         hidden = self.decoder.forward(
             metadata.input_ids, metadata, self.kv_caches, self.attention, self.launch
         )
         return hidden, metadata
+
+    def in_groups(
+        self, metadata: StepMetadata, expand: Callable[[RowState, StepMetadata], None]
+    ) -> StepMetadata:
+        """Return the metadata of a step with that of each group of layers, if there are several.
+
+        expand: fills the metadata of a step from rows of state.
+        """
+        if not self.group_tables:
+            return metadata
+        groups = [metadata]
+        for group, (slots, table) in enumerate(self.group_tables, 1):
+            own = replace(
+                metadata,
+                slot_mapping=slots[: len(metadata.slot_mapping)],
+                block_table=table[: len(metadata.block_table)],
+                group=group,
+            )
+            expand(self.state.group_rows[group], own)
+            groups.append(own)
+        return replace(metadata, groups=tuple(groups), group_of_layers=self.group_of_layers)
 
     def sample(
         self, hidden: torch.Tensor, metadata: StepMetadata, features: SamplingFeatures

@@ -21,6 +21,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from m3_paged.block_cache import BlockCache
 from m3_paged.kv_memory import fit_kv_memory, with_swap_space
 from m4_prefix_chunked.engine import USEFUL_KV
+from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler, choose_groups
+from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
 from m4_prefix_chunked.scheduler import Scheduler
 from milestone_llm.core.engine_core import ModelRunner as AnyRunner
 from milestone_llm.core.plan import StepPlan
@@ -119,16 +121,29 @@ class LLMEngine(BaseEngine):
             group.smallest, fit_kv_memory(loaded.model, config, wanted_len, run_once, USEFUL_KV)
         )
         config = with_swap_space(config, loaded.model, num_blocks)
-        make_scheduler = scheduler_class(config.scheduler, Scheduler)
-        scheduler = make_scheduler(
-            config, max_model_len, num_blocks, **(backend.scheduler_parts or {})
-        )
+        parts = backend.scheduler_parts or {}
+        groups = None
+        if group.size == 1:
+            groups = choose_groups(loaded.model.config, config, max_model_len, num_blocks)
+        if groups is not None:  # some layers have a window, and give blocks back
+            num_blocks = groups.num_blocks(num_blocks)
+            check_rows(config.max_num_seqs, max_model_len, config.block_size, device, len(groups))
+            scheduler: Scheduler = HybridScheduler(
+                config, max_model_len, num_blocks, groups, **parts
+            )
+        else:
+            make_scheduler = scheduler_class(config.scheduler, Scheduler)
+            scheduler = make_scheduler(config, max_model_len, num_blocks, **parts)
         own_runner = None
         if runner is None:
-            cache = BlockCache(
-                loaded.model, num_blocks, config.block_size, scheduler.num_host_blocks,
-                config.kv_dtype,
-            )  # fmt: skip
+            size, num_host_blocks = config.block_size, scheduler.num_host_blocks
+            cache: BlockCache
+            if groups is not None:
+                cache = HybridBlockCache(loaded.model, num_blocks, size, groups, config.kv_dtype)
+            else:
+                cache = BlockCache(
+                    loaded.model, num_blocks, size, num_host_blocks, config.kv_dtype
+                )
             runner = own_runner = runner_over(cache, max_model_len)
 
         tracer = Tracer.from_option(config.trace, loaded.decode)

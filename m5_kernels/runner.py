@@ -14,11 +14,14 @@ can be captured once for each shape, from metadata to appended token, and then r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from m3_paged.block_cache import BlockCache
+from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
+from milestone_llm.core.kv import NULL_BLOCK, tables_of
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
 from milestone_llm.core.prompt_logprobs import note_prompt_logprobs
@@ -27,7 +30,7 @@ from milestone_llm.core.request import Request, RequestStatus
 from .compiled_shapes import shapes_of_all_kernels
 from .config import EngineConfig
 from .decoder.load import Decoder
-from .device_state import DeviceState, StepSeq
+from .device_state import DeviceState, StepSeq, table_name
 from .device_step import DeviceStep, last_of_seqs
 from .group import Group
 from .kernels.expand_step import append_sampled
@@ -48,6 +51,15 @@ class RunningRequest(NamedTuple):
 
     row: int
     request: Request
+
+
+@dataclass(slots=True)
+class SentTable:
+    """How much of a block table the device knows."""
+
+    num_blocks: int = 0
+    num_given_back: int = 0
+    """Entries, the first ones, whose blocks were given back: the device reads zeros there."""
 
 
 class ModelRunner:
@@ -76,9 +88,10 @@ class ModelRunner:
         more_state: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.decoder, self.cache, self.group = decoder, cache, group or Group()
+        num_groups = len(cache.groups) if isinstance(cache, HybridBlockCache) else 1
         self.state = DeviceState(
             config.max_num_seqs, max_model_len, cache.block_size, decoder.vocab_size,
-            cache.device, num_seqs, more_state,
+            cache.device, num_seqs, num_groups, more_state,
         )  # fmt: skip
         self.device_step = step = DeviceStep(
             decoder, cache, self.state, config, max_model_len, launch
@@ -87,7 +100,8 @@ class ModelRunner:
         self.rows: dict[str, RunningRequest] = {}
         """The row of each running request, by request id."""
         self.free_rows = list(range(config.max_num_seqs))[::-1]
-        self._num_blocks_sent: dict[str, int] = {}
+        self.sent_tables: dict[str, list[SentTable]] = {}
+        """What the device knows of the block tables of each running request, by group of layers."""
         self.buckets = Buckets(config.max_num_seqs, step.max_tokens)
         self.graphs: StepGraphs | None = None
         has_graphs = cache.device.type == "cuda" and not config.enforce_eager
@@ -204,7 +218,7 @@ class ModelRunner:
         if self.cache.device.type == "cuda":
             torch.cuda.synchronize(self.cache.device)
         self.rows.clear()
-        self._num_blocks_sent.clear()
+        self.sent_tables.clear()
         self.free_rows = list(range(self.state.num_rows))[::-1]
         self.state.reset()
 
@@ -227,7 +241,7 @@ class ModelRunner:
         for request_id, (index, request) in list(self.rows.items()):
             # Ask the request itself, not its id: the id may belong to another request by now.
             if request.status is not RequestStatus.RUNNING:
-                del self.rows[request_id], self._num_blocks_sent[request_id]
+                del self.rows[request_id], self.sent_tables[request_id]
                 self.free_rows.append(index)
         return {block for _, block in plan.copies}
 
@@ -240,14 +254,23 @@ class ModelRunner:
         request_id = row.request.request_id
         if request_id not in self.rows:
             self.rows[request_id] = RunningRequest(self.free_rows.pop(), row.request)
-            self._num_blocks_sent[request_id] = 0
+            self.sent_tables[request_id] = [SentTable() for _ in self.state.group_rows]
             self.state.add_request(self.rows[request_id].row, row.request, row.start)
-        index, num_sent = self.rows[request_id].row, self._num_blocks_sent[request_id]
-        if copied and not copied.isdisjoint(row.blocks):
-            num_sent = 0
-        if num_sent < len(row.blocks):
-            self.state.set("block_table", index, row.blocks[num_sent:], column=num_sent)
-            self._num_blocks_sent[request_id] = len(row.blocks)
+        index, sent_tables = self.rows[request_id].row, self.sent_tables[request_id]
+        for group, (sent, blocks) in enumerate(
+            zip(sent_tables, tables_of(row.blocks), strict=True)
+        ):
+            if copied and not copied.isdisjoint(blocks):
+                sent.num_blocks = 0
+            first, zeros = sent.num_given_back, self.cache.num_blocks
+            while sent.num_given_back < len(blocks) and blocks[sent.num_given_back] == NULL_BLOCK:
+                sent.num_given_back += 1
+            if num_gone := sent.num_given_back - first:
+                self.state.set(table_name(group), index, [zeros] * num_gone, column=first)
+            first = max(sent.num_blocks, sent.num_given_back)
+            if first < len(blocks):
+                self.state.set(table_name(group), index, blocks[first:], column=first)
+            sent.num_blocks = len(blocks)
         return index
 
     def _send(self, rows: list[ScheduledRequest], copied: set[int]) -> None:

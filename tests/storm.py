@@ -131,8 +131,6 @@ class Storm:
             windows = [window if each == "w" else None for each in layers]
             self.runner.windows = LayerGroups.of_windows(windows).windows
             self.fields["preemption"] = "recompute"
-            if milestone >= "m5":
-                self.fields["speculation"] = None
             model = windowed_model(window, layers)
         self.engine = make_engine(package, model, runner=self.runner, **self.fields)
         self.scheduler = self.engine.scheduler

@@ -10,7 +10,7 @@ the last ones: token n sees no others. If one of these has been evicted, the hit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from m4_prefix_chunked.config import EngineConfig
 from m4_prefix_chunked.kv_cache_manager import KVCacheManager
 from m4_prefix_chunked.prefix_cache import PrefixCache, PrefixHit
 from m4_prefix_chunked.scheduler import Scheduler
-from m4_prefix_chunked.speculation import Speculation
+from m4_prefix_chunked.speculation import Proposer, Speculation
 from milestone_llm.core.kv import NULL_BLOCK, BlockTables, KVEvent, KVUsage, tables_of
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
@@ -211,8 +211,10 @@ class HybridScheduler(Scheduler):
         max_model_len: int,
         num_blocks: int,
         groups: LayerGroups,
+        proposer: Proposer | None = None,
+        can_guess: Callable[[StepPlan], bool] | None = None,
     ) -> None:
         super().__init__(config, max_model_len, num_blocks)
         self.kv = HybridKVCacheManager(config, num_blocks, groups)
-        if self.speculation:
-            self.speculation = Speculation(config, self.kv)
+        if config.speculation:
+            self.speculation = Speculation(config, self.kv, proposer, can_guess)

@@ -98,12 +98,13 @@ class FusedDecoder:
         next_norms = [(ops.add_norm, layer.input_norm) for layer in self.layers[1:]]
         next_norms.append((ops.last_norm, self.final_norm))
         for layer, cache, (norm, weight) in zip(self.layers, caches, next_norms, strict=True):
+            own = metadata.of_layer(layer.attention.index)
             qkv = ops.linear.apply(hidden, layer.qkv, layer.qkv_bias, launch)
             query = ops.rope_kv_write(
-                qkv, *cache, metadata.slot_mapping, c.num_q_heads, metadata.positions,
+                qkv, *cache, own.slot_mapping, c.num_q_heads, own.positions,
                 layer.cos_sin, layer.q_norm, layer.k_norm, c.rms_norm_eps, launch,
             )  # fmt: skip
-            attended = attend(query, *cache, metadata, layer.attention, launch).flatten(1)
+            attended = attend(query, *cache, own, layer.attention, launch).flatten(1)
             part = ops.linear.apply(attended, layer.output, layer.output_bias, launch)
             hidden = ops.add_norm(part, residual, layer.post_norm, c.rms_norm_eps, launch)
             part = layer.mlp(hidden, ops.linear, launch)

@@ -161,7 +161,7 @@ def flash_decoding(
     metadata, caches, attend, launch = attention_metadata
     index = int(module.layer_idx)  # type: ignore[arg-type]
     layer = AttentionLayer(index, sliding_window, scaling, s_aux)
-    cache = caches[layer.index]
+    cache, metadata = caches[layer.index], metadata.of_layer(index)
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     kv_write(key, value, *cache, metadata.slot_mapping, launch)
     return attend(query.contiguous(), *cache, metadata, layer, launch)[None], None

@@ -18,6 +18,7 @@ that one CUDA graph serves steps of any mixture.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +69,15 @@ class StepMetadata:
     num_chunks: int = 0
     chunk_plan: torch.Tensor | None = None
     """What `ChunkAttention.prepare` returned."""
+    group: int = 0
+    """The group of layers whose block tables and slots these are."""
+    groups: tuple[StepMetadata, ...] = ()
+    """The same step for each group of layers; empty: all layers are in one group."""
+    group_of_layers: Sequence[int] = ()
+
+    def of_layer(self, layer: int) -> StepMetadata:
+        """Return the metadata with the block tables of the layer's group."""
+        return self.groups[self.group_of_layers[layer]] if self.groups else self
 
     @classmethod
     def allocate(

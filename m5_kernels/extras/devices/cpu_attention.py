@@ -46,9 +46,10 @@ class CPUAttention:
     def __init__(
         self, shape: AttentionShape, max_num_seqs: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._metadata: StepMetadata | None = None
-        self._batches: dict[int | None, list[AttentionBatch]] = {}
-        """The batches of that step, by window: most layers have the same."""
+        self._context_lens: torch.Tensor | None = None
+        """Of the last step: all groups of layers have the same."""
+        self._batches: dict[tuple[int, int | None], list[AttentionBatch]] = {}
+        """The batches of that step, by group of layers and window: most layers have the same."""
 
     def prepare(self, metadata: StepMetadata, launch: Launch) -> StepMetadata:
         """Return the metadata. Each window's batches are planned when its first layer asks."""
@@ -64,12 +65,12 @@ class CPUAttention:
         launch: Launch = PLAIN,
     ) -> torch.Tensor:
         """Attend for all tokens of a step. See `AttentionBackend`."""
-        window = layer.window
-        if metadata is not self._metadata:
-            self._metadata, self._batches = metadata, {}
-        if window not in self._batches:
-            self._batches[window] = plan_batches(metadata, key_cache.shape[1], window)
-        batches = self._batches[window]
+        kind = metadata.group, layer.window
+        if metadata.context_lens is not self._context_lens:
+            self._context_lens, self._batches = metadata.context_lens, {}
+        if kind not in self._batches:
+            self._batches[kind] = plan_batches(metadata, key_cache.shape[1], layer.window)
+        batches = self._batches[kind]
         if len(batches) == 1 and batches[0].tokens is None:
             return attend_batch(query, key_cache, value_cache, batches[0], layer)
         output = query.new_zeros(query.shape)
