@@ -1,0 +1,251 @@
+"""KV with several lifetimes: layers with a window give blocks back.
+
+Schedulers run on the runner that reads every KV position back, in each group of layers.
+"""
+
+import pytest
+
+import m4_prefix_chunked
+import m5_kernels
+from helpers.engines import greedy, hf_generate, make_engine, random_prompts, tiny_model
+from helpers.schedulers import Life, assert_tokens, of_length, prompt, request_of
+from m4_prefix_chunked.config import EngineConfig
+from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler, choose_groups
+from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
+from milestone_llm.core.errors import PlanError
+from milestone_llm.core.kv import NULL_BLOCK, tables_of
+from milestone_llm.core.plan_rules import check_plan
+from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
+
+SIZE = 4
+
+
+def hybrid_life(num_blocks=40, windows=(None, 6), max_model_len=48, **fields):
+    """Return a scheduler over groups with these windows, with its device."""
+    fields = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "block_size": SIZE, **fields}
+    groups = LayerGroups(windows, tuple((layer,) for layer in range(len(windows))))
+    config = EngineConfig(**fields)
+    life = Life(scheduler=HybridScheduler(config, max_model_len, num_blocks, groups))
+    life.device.windows = windows
+    return life
+
+
+def tables(life, name):
+    return tables_of(life.kv.blocks.block_tables[name])
+
+
+def num_held(life, name):
+    return [sum(block != NULL_BLOCK for block in table) for table in tables(life, name)]
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("windows", "expected"),
+    [
+        ("wfwf", [(1, 3), (0, 2)]),
+        ("wwwwwf" * 2, [(5, 11), (0, 1), (2, 3), (4, 6), (7, 8), (9, 10)]),
+        ("wwwf", [(3,), (0,), (1,), (2,)]),
+        ("fffww", [(0, 1), (2,), (3, 4)]),
+        ("www", [(0, 1, 2)]),
+    ],
+)
+def test_groups_have_one_window_and_equally_many_layers_except_the_last_of_a_kind(
+    windows, expected
+):
+    groups = LayerGroups.of_windows([8 if each == "w" else None for each in windows])
+    assert list(groups.layers) == expected
+    assert all(groups.layers[g][p] == layer for layer, (g, p) in enumerate(
+        zip(groups.group_of_layers(), groups.place_of_layers(), strict=True)
+    ))  # fmt: skip
+    # A block of one group takes the memory of its layers: no more than memory has.
+    assert groups.num_blocks(10) * groups.size <= 10 * len(windows)
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_blocks"),
+    [
+        ({"preemption": "swap"}, 64),
+        ({"disable_hybrid_kv_cache_manager": True}, 64),
+        ({"scheduler": "mine.py"}, 64),
+        ({}, 5),  # padding of groups takes more than windows save
+    ],
+)
+def test_there_is_one_manager_of_all_layers_where_groups_cannot_be(fields, num_blocks):
+    model = build_tiny_model("gemma3", num_hidden_layers=7, layer_types=["sliding_attention"] * 5 + ["full_attention"] * 2)  # fmt: skip
+    config = EngineConfig(block_size=16, **fields)
+    assert choose_groups(model.config, EngineConfig(block_size=16), 80, 64) is not None
+    assert choose_groups(model.config, config, 80, num_blocks) is None
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
+def test_a_model_whose_layers_all_see_as_far_has_one_group(family):
+    engine = make_engine(m4_prefix_chunked, tiny_model(family), max_model_len=64)
+    assert type(engine.scheduler) is m4_prefix_chunked.scheduler.Scheduler
+
+
+# --- tokens -------------------------------------------------------------------------------------
+
+TIGHT = {"block_size": 4, "max_num_batched_tokens": 12, "kv_cache_tokens": 104}
+WIDE = {"block_size": 16, "max_num_batched_tokens": 40, "kv_cache_tokens": 512}
+
+
+@pytest.mark.parametrize("package", [m4_prefix_chunked, m5_kernels], ids=["m4", "m5"])
+@pytest.mark.parametrize(("family", "window"), [("gemma3", 8), ("gpt-oss", 11)])
+@pytest.mark.parametrize("fields", [TIGHT, WIDE], ids=["tight", "wide"])
+def test_tokens_are_those_of_huggingface(package, family, window, fields):
+    model = tiny_model(family, sliding_window=window)
+    prompts = random_prompts([12, 11, 12, 10, 12, 11, 3, 61, 17, 80])
+    prompts.append([*prompts[7][:50], 7, 7])  # diverges where another prompt's window was
+    expected = [hf_generate(model, each, 12, eos_token_id=VOCAB_SIZE) for each in prompts]
+    engine = make_engine(package, model, max_model_len=100, max_num_seqs=9, **fields)
+    assert isinstance(engine.scheduler, HybridScheduler)
+    for _ in range(2):  # the second time with what the prefix cache has kept
+        outputs = engine.generate(prompts, greedy(12))
+        assert [each.token_ids for each in outputs] == expected
+    saved = engine.stats()["prefix_cache"]["saved_tokens"]
+    assert engine.stats()["preemptions"] > 0 if fields is TIGHT else saved > 200
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_m5_gives_the_same_tokens_with_drafts_that_are_rejected(async_scheduling):
+    model = tiny_model("gemma3", sliding_window=8)
+    prompts = [[5, 6, 7, 5, 6, 7, 5, 6, 7, 5] * 4, *random_prompts([30])]
+    expected = [hf_generate(model, each, 24, eos_token_id=VOCAB_SIZE) for each in prompts]
+    engine = make_engine(
+        m5_kernels, model, max_model_len=100, block_size=4, kv_cache_tokens=200,
+        speculation="ngram", async_scheduling=async_scheduling,
+    )  # fmt: skip
+    assert isinstance(engine.scheduler, HybridScheduler)
+    outputs = engine.generate(prompts, greedy(24))
+    assert [each.token_ids for each in outputs] == expected
+    stats = engine.stats()
+    assert stats["spec_decode_num_draft_tokens"] > stats["spec_decode_num_accepted_tokens"]
+
+
+# --- when a block goes back ---------------------------------------------------------------------
+
+
+def test_a_block_goes_back_in_the_step_whose_token_is_the_first_not_to_see_it():
+    life = hybrid_life()
+    life.add(of_length("a", 5, max_tokens=14))
+    gone = {}
+    while life.scheduler.has_unfinished_requests():
+        (row,) = life.plan().rows
+        for index, block in enumerate(row.group_blocks[1]):
+            if block == NULL_BLOCK:
+                gone.setdefault(index, row.start)
+        assert NULL_BLOCK not in row.group_blocks[0]
+    # Token t sees tokens t - 5 .. t: token 9 is the first that does not see 0..3.
+    assert gone == {0: 9, 1: 13, 2: 17}
+
+
+def test_a_prompt_holds_its_window_and_a_chunk_and_never_waits_for_blocks_under_way():
+    life = hybrid_life(num_blocks=12 + 5)
+    life.add(of_length("a", 40, max_tokens=4))
+    most = 0
+    while life.scheduler.has_unfinished_requests():
+        life.plan()
+        if "a" in life.kv.blocks.block_tables:
+            full, windowed = num_held(life, "a")
+            most = max(most, windowed)
+            assert full >= 10
+    assert most <= 5  # ceil((6 - 1 + 8 + 1) / 4) + 1
+
+
+def test_a_shared_block_that_goes_back_leaves_one_free_for_the_prompt_under_way():
+    # `b` hits the window of `a`, and slides off it while `c` would take all that is free.
+    life = hybrid_life(num_blocks=26, max_num_batched_tokens=6)
+    a = request_of("a", prompt("ABCD", 1), max_tokens=20)
+    life.add(a)
+    for _ in range(4):
+        life.plan()
+    b = request_of("b", prompt("ABCD", 20), max_tokens=1)
+    c = of_length("c", 40, max_tokens=1)
+    life.run(b, c)
+    assert b.num_cached_tokens == 16
+    assert_tokens([a, b, c])
+
+
+# --- the prefix cache ---------------------------------------------------------------------------
+
+
+def test_a_hit_needs_the_window_before_it_and_nothing_earlier():
+    life = hybrid_life()
+    life.run(request_of("a", prompt("ABCDEF", 1)))
+    b = request_of("b", prompt("ABCDEF", 2), max_tokens=2)
+    life.add(b)
+    life.plan()
+    assert b.num_cached_tokens == 24
+    assert [block == NULL_BLOCK for block in tables(life, "b")[1][:6]] == [True] * 4 + [False] * 2
+
+
+@pytest.mark.parametrize(("evicted", "num_cached"), [(5, 20), (4, 16), (3, 24)])
+def test_a_hit_is_shorter_if_a_block_of_its_window_was_evicted(evicted, num_cached):
+    life = hybrid_life()
+    a = request_of("a", prompt("ABCDEF", 1))
+    life.run(a)
+    cache = life.cache
+    b = request_of("b", prompt("ABCDEF", 2))
+    cache.pool.forget(cache.pool.block_of[cache._name(b, 1, evicted)])
+    life.run(b)
+    assert b.num_cached_tokens == num_cached
+    assert_tokens([b])
+
+
+@pytest.mark.parametrize(("window", "num_blocks"), [(5, 1), (6, 2), (9, 2), (10, 3)])
+def test_a_window_that_ends_inside_a_block_needs_that_block(window, num_blocks):
+    life = hybrid_life(windows=(None, window))
+    life.run(request_of("a", prompt("ABCDEF", 1)))
+    b = request_of("b", prompt("ABCDEF", 2))
+    life.add(b)
+    assert life.kv.find(b) == 24
+    hit = life.cache.find(b)
+    assert sum(block != NULL_BLOCK for block in tables_of(hit.blocks)[1]) == num_blocks
+    # All its tokens are cached: the last is computed again, and sees one token further back.
+    c = request_of("c", prompt("ABCDEF"))
+    hit = life.cache.find(c)
+    assert hit.num_tokens == 23
+    assert sum(block != NULL_BLOCK for block in tables_of(hit.blocks)[1]) == -(-window // SIZE)
+
+
+def test_requests_that_diverge_inside_the_window_share_what_they_can_and_nothing_else():
+    life = hybrid_life(num_blocks=60, windows=(None, 10, 7))
+    requests = [
+        request_of("a", prompt("ABC", 3, own="a"), max_tokens=9),
+        request_of("b", prompt("ABC", 2, own="b"), max_tokens=9),
+        request_of("c", prompt("ABC"), max_tokens=9),
+    ]
+    life.run(*requests)
+    assert [each.num_cached_tokens for each in requests] == [0, 12, 11]
+
+
+def test_a_block_that_this_step_fills_is_not_copied_before_it_is_filled():
+    life = hybrid_life(max_num_batched_tokens=32)
+    requests = [request_of(name, prompt("ABC"), max_tokens=5) for name in "ab"]
+    life.run(*requests)
+    assert requests[1].num_cached_tokens == 8
+
+
+def test_completions_share_and_copy_in_every_group():
+    life = hybrid_life(num_blocks=60)
+    request = request_of("a", prompt("ABCD", 2), max_tokens=9, n=3)
+    life.run(request)
+    assert life.kv.blocks.num_copies == 4  # two forks, two groups
+
+
+# --- rules of a plan ----------------------------------------------------------------------------
+
+
+def test_a_row_with_another_table_in_a_further_group_is_refused():
+    life = hybrid_life()
+    request = of_length("a", 5)
+    life.add(request)
+    plan = life.scheduler.schedule()
+    arguments = life.scheduler, 1, 0, {"a": request}
+    check_plan(plan, *arguments)
+    first, second = plan.rows[0].group_blocks
+    plan.rows[0].blocks = type(first)(first, [second[::-1]])
+    with pytest.raises(PlanError, match="by group"):
+        check_plan(plan, *arguments)
