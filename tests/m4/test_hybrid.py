@@ -96,8 +96,8 @@ WIDE = {"block_size": 16, "max_num_batched_tokens": 40, "kv_cache_tokens": 512}
 @pytest.mark.parametrize("fields", [TIGHT, WIDE], ids=["tight", "wide"])
 def test_tokens_are_those_of_huggingface(package, family, window, fields):
     model = tiny_model(family, sliding_window=window)
-    prompts = random_prompts([12, 11, 12, 10, 12, 11, 3, 61, 17, 80])
-    prompts.append([*prompts[7][:50], 7, 7])  # diverges where another prompt's window was
+    prompts = random_prompts([12, 11, 12, 10, 3, 12, 11, 12, 12, 61, 17, 80])
+    prompts.append([*prompts[9][:50], 7, 7])  # diverges where another prompt's window was
     expected = [hf_generate(model, each, 12, eos_token_id=VOCAB_SIZE) for each in prompts]
     engine = make_engine(package, model, max_model_len=100, max_num_seqs=9, **fields)
     assert isinstance(engine.scheduler, HybridScheduler)
@@ -154,18 +154,21 @@ def test_a_prompt_holds_its_window_and_a_chunk_and_never_waits_for_blocks_under_
     assert most <= 5  # ceil((6 - 1 + 8 + 1) / 4) + 1
 
 
-def test_a_shared_block_that_goes_back_leaves_one_free_for_the_prompt_under_way():
-    # `b` hits the window of `a`, and slides off it while `c` would take all that is free.
-    life = hybrid_life(num_blocks=26, max_num_batched_tokens=6)
+@pytest.mark.parametrize("num_blocks", range(16, 34))
+@pytest.mark.parametrize("chunk", [3, 6])
+def test_a_shared_block_that_goes_back_leaves_one_free_for_the_prompt_under_way(num_blocks, chunk):
+    # `b` begins in the window of `a`, and leaves it while `c` takes what is free.
+    life = hybrid_life(
+        num_blocks, max_num_batched_tokens=2 * chunk + 3, long_prefill_token_threshold=chunk
+    )
     a = request_of("a", prompt("ABCD", 1), max_tokens=20)
     life.add(a)
-    for _ in range(4):
+    while a.num_uncomputed_tokens > 1:
         life.plan()
     b = request_of("b", prompt("ABCD", 20), max_tokens=1)
-    c = of_length("c", 40, max_tokens=1)
-    life.run(b, c)
+    life.run(b, *(of_length(f"c{n}", n, max_tokens=1) for n in (9, 5, 3, 2)))
     assert b.num_cached_tokens == 16
-    assert_tokens([a, b, c])
+    assert_tokens([a, b])
 
 
 # --- the prefix cache ---------------------------------------------------------------------------
