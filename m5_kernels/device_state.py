@@ -86,7 +86,10 @@ class DeviceState:
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "seeds": (torch.int64, one_number),  # first: 64-bit numbers need an even index
             "token_ids": (int32, (num_rows, max_model_len)),
-            **{table_name(group): (int32, (num_rows, self.max_blocks)) for group in range(num_groups)},
+            **{
+                table_name(group): (int32, (num_rows, self.max_blocks))
+                for group in range(num_groups)
+            },
             "stop_ids": (int32, (num_rows, MAX_DEVICE_STOP_IDS)),
             **dict.fromkeys(("num_computed_tokens", "prompt_lens"), (int32, one_number)),
             **dict.fromkeys(("top_k", "min_tokens"), (int32, one_number)),

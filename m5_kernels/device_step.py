@@ -55,7 +55,10 @@ class DeviceStep:
             self.max_tokens, state.num_seqs, state.max_blocks, device
         )
         self.group_tables = [
-            (torch.zeros_like(self.metadata.slot_mapping), torch.zeros_like(self.metadata.block_table))
+            (
+                torch.zeros_like(self.metadata.slot_mapping),
+                torch.zeros_like(self.metadata.block_table),
+            )
             for _ in state.group_rows[1:]
         ]
         """Slots and block tables of a step in each further group of layers."""

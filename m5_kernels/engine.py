@@ -141,9 +141,7 @@ class LLMEngine(BaseEngine):
             if groups is not None:
                 cache = HybridBlockCache(loaded.model, num_blocks, size, groups, config.kv_dtype)
             else:
-                cache = BlockCache(
-                    loaded.model, num_blocks, size, num_host_blocks, config.kv_dtype
-                )
+                cache = BlockCache(loaded.model, num_blocks, size, num_host_blocks, config.kv_dtype)
             runner = own_runner = runner_over(cache, max_model_len)
 
         tracer = Tracer.from_option(config.trace, loaded.decode)

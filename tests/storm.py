@@ -40,7 +40,6 @@ from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
-
 GROUPS = [(3, "wwf"), (5, "fwww"), (8, "wf"), (11, "wwwwwf")]
 """Windows, and which layers have them."""
 
@@ -440,7 +439,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="this seed alone")
     parser.add_argument("--milestone", choices=MILESTONES, help="this milestone alone")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--groups", action="store_true", help="models of which some layers have a window; from M4 on")
+    parser.add_argument(
+        "--groups",
+        action="store_true",
+        help="models of which some layers have a window; from M4 on",
+    )
     options = parser.parse_args()
     end, total, num_runs = time.monotonic() + options.seconds, Counter[str](), 0
     seeds = random.SystemRandom()

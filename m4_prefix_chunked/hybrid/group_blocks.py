@@ -59,8 +59,8 @@ class GroupBlockManager(BlockManager):
         return min(num_all, self.first_needed(start) + most)
 
     def num_new(self, request_id: str, start: int, end: int) -> tuple[int, int]:
-        """Return how many free blocks writing tokens `start .. end - 1` takes; and how many of those
-        that have been promised."""
+        """Return how many free blocks writing tokens `start .. end - 1` takes, and how many that were
+        promised."""
         table = self.block_tables[request_id]
         num_new = max(0, self.num_blocks_for(end) - len(table))
         num_copies = len(self._shared_indices(table, start, end))
@@ -188,7 +188,7 @@ class GroupedBlocks(BlockManager):
             group.give_back(request.request_id, certain_start(request))
 
     def take_as_many(self, request: Request) -> None:
-        """Make the next tokens of a prompt under way writable, in as many blocks as it gave back."""
+        """Make the next tokens of a prompt writable, in as many blocks as it gave back."""
         for group in self.groups:
             group.take_as_many(request.request_id, certain_start(request), request.num_tokens)
 

@@ -4,8 +4,8 @@
     group 0, sees all         [ A      B      C      D  ]            needs all of them
     group 1, sees 5           [ -      -      C      D  ]            needs 12..15 and token 11
 
-A hit of n tokens needs the blocks of all n in groups that see all. In a group with a window it needs
-the last ones: token n sees no others. If one of these has been evicted, the hit is shorter.
+A hit of n tokens needs the blocks of all n in groups that see all. In a group with a window it
+needs the last ones: token n sees no others. If one of these was evicted, the hit is shorter.
 """
 
 from __future__ import annotations
@@ -136,9 +136,7 @@ class HybridKVCacheManager(KVCacheManager):
             self.pool, config.block_size, self.events, groups.windows, longest_reach(config)
         )
         self.blocks = self.grouped
-        self.prefix_cache = HybridPrefixCache(
-            self.grouped, self.pool, config.enable_prefix_caching
-        )
+        self.prefix_cache = HybridPrefixCache(self.grouped, self.pool, config.enable_prefix_caching)
         self.preempter = Preempter(self.grouped, num_host_blocks=0)
         self._found: tuple[Request, PrefixHit] | None = None
 
@@ -163,9 +161,9 @@ class HybridKVCacheManager(KVCacheManager):
         """Return M4's figures; of tokens, each once for each group."""
         size, stored = self.grouped.block_size, self.grouped.stored_tokens
         wasted = {
-            each.request_id: size * sum(
-                len(group.held_by(each.request_id)) for group in self.grouped.groups
-            ) - stored([each])
+            each.request_id: size
+            * sum(len(group.held_by(each.request_id)) for group in self.grouped.groups)
+            - stored([each])
             for each in running
         }
         kv = {

@@ -5,8 +5,8 @@
     layer 2   group 1, place 1      tensor 1   [ blocks of any group ]
     layer 3   group 0, place 1      tensor 1
 
-Layers at the same place of their groups share a tensor. They never meet in it, since a block belongs
-to one group at a time.
+Layers at the same place of their groups share a tensor. They never meet in it, since a block
+belongs to one group at a time.
 """
 
 from __future__ import annotations

@@ -30,7 +30,9 @@ class LayerGroups:
     def of_windows(cls, windows: Sequence[int | None]) -> LayerGroups:
         """Put layers into groups, given the window of each layer. Groups without a window come
         first."""
-        kinds = {kind: [] for kind in sorted(set(windows), key=lambda each: each or 0)}
+        kinds: dict[int | None, list[int]] = {
+            kind: [] for kind in sorted(set(windows), key=lambda each: each or 0)
+        }
         for layer, kind in enumerate(windows):
             kinds[kind].append(layer)
         size = min(map(len, kinds.values()))
@@ -45,7 +47,10 @@ class LayerGroups:
     def of_config(cls, config: Any) -> LayerGroups:
         """Return the groups of a Hugging Face config: several if some layers have a window."""
         config = config.get_text_config()
-        kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+        kinds, window = (
+            getattr(config, "layer_types", None),
+            getattr(config, "sliding_window", None),
+        )
         if not kinds or not window or set(kinds) != {"full_attention", "sliding_attention"}:
             return cls((None,), (tuple(range(config.num_hidden_layers)),))
         return cls.of_windows([window if kind == "sliding_attention" else None for kind in kinds])

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from .request import Request
 
-
 NULL_BLOCK = -1
 """Entry of a block table whose block has been given back: no layer of the group reads it again."""
 
@@ -28,6 +27,12 @@ class BlockTables(list[int]):
 def tables_of(blocks: list[int]) -> list[list[int]]:
     """Return a block table in each group of layers: one where there is one group."""
     return [blocks, *blocks.further] if isinstance(blocks, BlockTables) else [blocks]
+
+
+def copy_of(blocks: list[int]) -> list[int]:
+    """Return a copy of a block table, in all groups of layers."""
+    first, *further = (list(table) for table in tables_of(blocks))
+    return BlockTables(first, further) if further else first
 
 
 class KVCacheManager(Protocol):

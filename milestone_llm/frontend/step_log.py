@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from milestone_llm.core.engine_core import StepInFlight, StepListener
-from milestone_llm.core.kv import KVEvent
+from milestone_llm.core.kv import KVEvent, copy_of
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
@@ -170,7 +170,7 @@ class StepLog(StepListener):
         assert self._newest is not None
         if self.watchers:  # block tables as they are now
             for row in step.plan.rows:
-                row.blocks = list(row.blocks)
+                row.blocks = copy_of(row.blocks)
             if self.begin_figures is not None:
                 self._newest.read_figures = self.begin_figures(step.plan)
         self._open.append(self._newest)

@@ -16,6 +16,8 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from milestone_llm.core.kv import NULL_BLOCK
+
 from .records import BatchRow, StepEvent, StepRecord, step_events, steps_with_changes
 from .text import (
     GAP,
@@ -185,7 +187,12 @@ class ConsoleSink:
         if row.num_cached_tokens:
             cells["cached"] = Text(str(row.num_cached_tokens))
         if row.blocks:
-            cells["region" if unit == "region" else "blocks"] = Words(id_ranges(row.blocks))
+            words: list[str | Text] = list(id_ranges(row.blocks))
+            for table in row.further_blocks:
+                num_gone = table.count(NULL_BLOCK)
+                words += ["|", *([f"({num_gone} back)"] if num_gone else [])]
+                words += id_ranges([block for block in table if block != NULL_BLOCK])
+            cells["region" if unit == "region" else "blocks"] = Words(words)
         return cells
 
     def _facts(self, record: StepRecord) -> Iterator[tuple[str, str | Text | Words]]:

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, TypeAd
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from milestone_llm.core.block_hashes import hash_blocks
-from milestone_llm.core.kv import KVEvent, KVUsage
+from milestone_llm.core.kv import NULL_BLOCK, KVEvent, KVUsage
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request, RequestStatus
@@ -21,8 +21,8 @@ from milestone_llm.frontend.step_log import LoggedStep
 
 from .device_times import DeviceTimes
 
-_OF_SOME = ("num_draft_tokens", "num_accepted_tokens", "num_allowed_tokens")
-"""Fields of a row that are written only if they are not 0."""
+_OF_SOME = ("further_blocks", "num_draft_tokens", "num_accepted_tokens", "num_allowed_tokens")
+"""Fields of a row that are written only if they are not 0 or empty."""
 
 _CAUSES = {
     "admitted": {"alloc", "share"},
@@ -49,12 +49,19 @@ class BatchRow:
     sampled_token: NonNegativeInt | None
     """The last sampled token; with draft tokens there may be several."""
     blocks: list[NonNegativeInt]
+    further_blocks: list[list[int]] = field(default_factory=list)
+    """Block tables in further groups of layers; -1 where a block has been given back."""
     num_draft_tokens: NonNegativeInt = 0
     """Draft tokens that were computed with the row. Accepted ones count in `num_new_tokens`."""
     num_accepted_tokens: NonNegativeInt = 0
     """Number of draft tokens that were accepted."""
     num_allowed_tokens: NonNegativeInt = 0
     """Number of tokens that a grammar allows; 0: there is no grammar."""
+
+    @property
+    def further_held(self) -> list[int]:
+        """Blocks in further groups of layers that have not been given back."""
+        return [block for table in self.further_blocks for block in table if block != NULL_BLOCK]
 
     @property
     def end(self) -> int:
@@ -73,6 +80,7 @@ class BatchRow:
             num_cached_tokens=row.num_cached_tokens,
             sampled_token=tokens[-1].token_id if tokens and tokens[-1].token_id >= 0 else None,
             blocks=row.blocks,
+            further_blocks=row.group_blocks[1:],
             **row.figures,
         )
 
@@ -209,6 +217,7 @@ class StepRecord:
         if any(isinstance(number, int) and number < 0 for number in vars(kv).values()):
             raise ValueError(f"a number below 0 in {kv}")
         named = [row.blocks for row in record.batch] + [event.blocks for event in record.events]
+        named += [row.further_held for row in record.batch]
         for block in chain.from_iterable(named) if kv.unit != "token" else ():
             if not 0 <= block < kv.total:
                 raise ValueError(f"block {block} is named, but kv.total is {kv.total}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from milestone_llm.core.kv import NULL_BLOCK
 from milestone_llm.trace.records import StepRecord
 
 
@@ -51,13 +52,18 @@ def block_history(records: Sequence[StepRecord]) -> Iterator[BlockState]:
     if not size:  # no block was in use after any step: one step ended all requests
         size = max((row.end for record in records for row in record.batch), default=1)
     # by request, with the number of its stored tokens
-    block_tables: dict[str, tuple[list[int], int]] = {}
+    block_tables: dict[str, tuple[list[list[int]], int]] = {}
     for record in records:
         kept = {name: block_tables[name] for name in record.running if name in block_tables}
-        block_tables = kept | {row.request_id: (row.blocks, row.end) for row in record.batch}
+        block_tables = kept | {
+            row.request_id: ([row.blocks, *row.further_blocks], row.end) for row in record.batch
+        }
         state = BlockState(record.step, record.kv.total, size)
-        for name, (block_table, num_tokens) in block_tables.items():
-            for index, block in enumerate(block_table):
+        for name, (tables, num_tokens) in block_tables.items():
+            entries = (entry for table in tables for entry in enumerate(table))
+            for index, block in entries:
+                if block == NULL_BLOCK:
+                    continue
                 stored = min(size, max(0, num_tokens - index * size))
                 state.holders.setdefault(block, []).append(name)
                 state.stored[block] = max(stored, state.stored.get(block, 0))

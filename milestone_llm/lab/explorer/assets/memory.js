@@ -69,6 +69,7 @@ function makeMemory(view) {
       const strength = state.lit !== null && state.lit !== name ? 0.4 : 1;
       context.fillStyle = colorOf(run, name);
       table.forEach((block, index) => {
+        if (block < 0) return; // given back
         const parts = Math.min(6, count.get(block));
         const part = done.get(block) || 0;
         if (part === parts) return;

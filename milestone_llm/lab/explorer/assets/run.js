@@ -135,6 +135,9 @@ function addMemory(run, record, at) {
       const comesAgain = record.events
         .slice(index + 1)
         .some((other) => other.request_id === name && other.type !== "free");
+      // A request with blocks in several groups of layers gives some back, and runs on.
+      const isNew = record.admitted.includes(name) || record.resumed.includes(name);
+      if (rows.get(name)?.further_blocks && record.running.includes(name) && !isNew) return;
       if ((rows.has(name) || endsLater.has(name)) && !comesAgain) later.push(name);
       else freeTable(run, name, at);
     }
@@ -189,7 +192,9 @@ function forgetWhoLeft({ tables }, record) {
 
 // Who has KV memory while step `at` is computed: id, blocks, tokens.
 function holdersAt(run, at) {
-  return run.records[at].batch.map((row) => [row.request_id, row.blocks, rowEnd(row)]).concat(run.idle[at]);
+  const rows = run.records[at].batch.flatMap((row) =>
+    [row.blocks, ...(row.further_blocks || [])].map((table) => [row.request_id, table, rowEnd(row)]));
+  return rows.concat(run.idle[at]);
 }
 
 // Tokens in each block then.
