@@ -2,7 +2,7 @@
 
 Nothing is computed: each request that samples gets a token. `held` is the KV of one request that
 has its last token, in tokens of all layers. `together` and `preempted` are of 32 such requests, each
-with 256 tokens out, in memory for eight times their tokens.
+with 1,024 tokens out, in memory for eight times their tokens.
 """
 
 from m4_prefix_chunked.config import EngineConfig
@@ -13,7 +13,7 @@ from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 
-NUM_OUT, SIZE = 256, 16
+NUM_OUT, SIZE = 1024, 16
 SHAPES = {
     "Gemma 3 27B": LayerGroups.of_windows((([1024] * 5 + [None]) * 11)[:62]),
     "gpt-oss-20b": LayerGroups.of_windows([128, None] * 12),

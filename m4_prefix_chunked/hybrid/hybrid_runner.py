@@ -46,13 +46,15 @@ class HybridBlockCache(BlockCache):
     ) -> None:
         self.groups = groups
         super().__init__(model, num_blocks, block_size, dtype=dtype)
+        shared = (*self.keys, *self.values)
+        self.tensors = list({tensor.data_ptr(): tensor for tensor in shared}.values())
+        """Each tensor once."""
 
     def _tensors(
         self, num_blocks: int, device: torch.device
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         self.shape = replace(self.shape, num_layers=self.groups.size)
         keys, values = super()._tensors(num_blocks + 1, device)
-        self.tensors = [*keys, *values]
         places = self.groups.place_of_layers()
         return [keys[place] for place in places], [values[place] for place in places]
 

@@ -46,10 +46,11 @@ class CPUAttention:
     def __init__(
         self, shape: AttentionShape, max_num_seqs: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._context_lens: torch.Tensor | None = None
-        """Of the last step: all groups of layers have the same."""
-        self._batches: dict[tuple[int, int | None], list[AttentionBatch]] = {}
-        """The batches of that step, by group of layers and window: most layers have the same."""
+        self._planned: dict[
+            int, tuple[StepMetadata, dict[int | None, list[AttentionBatch]]]
+        ] = {}
+        """By group of layers: the last step, and its batches by window. Most layers have the
+        same."""
 
     def prepare(self, metadata: StepMetadata, launch: Launch) -> StepMetadata:
         """Return the metadata. Each window's batches are planned when its first layer asks."""
@@ -65,12 +66,13 @@ class CPUAttention:
         launch: Launch = PLAIN,
     ) -> torch.Tensor:
         """Attend for all tokens of a step. See `AttentionBackend`."""
-        kind = metadata.group, layer.window
-        if metadata.context_lens is not self._context_lens:
-            self._context_lens, self._batches = metadata.context_lens, {}
-        if kind not in self._batches:
-            self._batches[kind] = plan_batches(metadata, key_cache.shape[1], layer.window)
-        batches = self._batches[kind]
+        group, window = metadata.group, layer.window
+        if group not in self._planned or self._planned[group][0] is not metadata:
+            self._planned[group] = metadata, {}
+        by_window = self._planned[group][1]
+        if window not in by_window:
+            by_window[window] = plan_batches(metadata, key_cache.shape[1], window)
+        batches = by_window[window]
         if len(batches) == 1 and batches[0].tokens is None:
             return attend_batch(query, key_cache, value_cache, batches[0], layer)
         output = query.new_zeros(query.shape)
