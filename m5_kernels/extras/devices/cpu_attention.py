@@ -46,9 +46,7 @@ class CPUAttention:
     def __init__(
         self, shape: AttentionShape, max_num_seqs: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._planned: dict[
-            int, tuple[StepMetadata, dict[int | None, list[AttentionBatch]]]
-        ] = {}
+        self._planned: dict[int, tuple[StepMetadata, dict[int | None, list[AttentionBatch]]]] = {}
         """By group of layers: the last step, and its batches by window. Most layers have the
         same."""
 
