@@ -18,7 +18,6 @@ with tempfile.TemporaryDirectory() as folder:
     )
     prompt, params = list(range(3, 53)), SamplingParams(max_tokens=57, ignore_eos=True)
     engine.generate([prompt], params)
-    engine.close() if hasattr(engine, "close") else None
     records = read_run(path)
 
 print("step  computes   sees all        sees 24")

@@ -1,8 +1,8 @@
-"""KV that windows give back, by M4's scheduler alone: `python -m docs.questions.m4_lifetimes_memory`
+"""KV that windows give back: `python -m docs.questions.m4_lifetimes_memory`
 
-Nothing is computed: each request that samples gets a token. `held` is the KV of one request that
-has its last token, in tokens of all layers. `together` and `preempted` are of 32 such requests, each
-with 1,024 tokens out, in memory for eight times their tokens.
+M4's scheduler alone: each request that samples gets a token, and nothing is computed. `held` is the
+KV of one request that has its last token, in tokens of all layers. `together` and `preempted` are
+of 32 such requests, each with 1,024 tokens out, in memory for eight times their tokens.
 """
 
 from m4_prefix_chunked.config import EngineConfig

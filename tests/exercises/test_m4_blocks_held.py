@@ -33,6 +33,6 @@ def test_it_says_what_the_manager_holds(exercise, window, block_size):
             held = sum(block != NULL_BLOCK for block in table)
             given = exercise(row.start, own, block_size)
             assert given == held, (
-                f"token {row.start}, window {own}, blocks of {block_size}: the request holds {held}, "
-                f"not {given}. A window may begin inside a block."
+                f"token {row.start}, window {own}, blocks of {block_size}: {held} are held, not "
+                f"{given}. A window may begin inside a block."
             )
