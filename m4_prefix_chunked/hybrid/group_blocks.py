@@ -59,7 +59,7 @@ class GroupBlockManager(BlockManager):
         return min(num_all, self.first_needed(start) + most)
 
     def num_new(self, request_id: str, start: int, end: int) -> tuple[int, int]:
-        """Return how many free blocks tokens `start .. end - 1` need, and how many promised ones."""
+        """Return how many free blocks tokens `start .. end - 1` need, and how many promised."""
         table = self.block_tables[request_id]
         num_new = max(0, self.num_blocks_for(end) - len(table))
         num_copies = len(self._shared_indices(table, start, end))

@@ -125,6 +125,23 @@ def test_m5_gives_the_same_tokens_with_drafts_that_are_rejected(async_scheduling
     assert stats["spec_decode_num_draft_tokens"] > stats["spec_decode_num_accepted_tokens"]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("family", "window"), [("gemma3", 8), ("gpt-oss", 11)])
+@pytest.mark.parametrize("speculation", [None, "ngram"])
+def test_on_a_gpu_graphs_and_kernels_read_the_tables_of_each_group(family, window, speculation):
+    model = build_tiny_model(family, sliding_window=window).float().cuda()
+    prompts = random_prompts([12, 11, 12, 10, 3, 61, 17, 80])
+    expected = [hf_generate(model, each, 12, eos_token_id=VOCAB_SIZE) for each in prompts]
+    engine = make_engine(
+        m5_kernels, model, max_model_len=100, block_size=4, kv_cache_tokens=400,
+        max_num_batched_tokens=24, speculation=speculation,
+    )  # fmt: skip
+    assert isinstance(engine.scheduler, HybridScheduler)
+    for _ in range(2):
+        outputs = engine.generate(prompts, greedy(12))
+        assert [each.token_ids for each in outputs] == expected
+
+
 # --- when a block goes back ---------------------------------------------------------------------
 
 
