@@ -30,8 +30,8 @@ def test_random_traffic_loses_nothing_and_gives_everybody_the_right_tokens(miles
 @pytest.mark.parametrize("milestone", ["m4_prefix_chunked", "m5_kernels"])
 def test_random_traffic_on_layers_with_windows_gives_back_blocks_and_loses_nothing(milestone):
     counts = Counter[str]()
-    for seed in range(6):
+    for seed in range(8):
         counts += serve(milestone, seed, num_steps=100, has_groups=True)
     kinds = ["given_back", "preemptions", "copied_blocks", "saved_tokens", "accepted", "rejected"]
     assert min(counts[kind] for kind in kinds) > 5, counts
-    assert counts["hybrid"] >= 5, counts
+    assert counts["hybrid"] > 5, counts
