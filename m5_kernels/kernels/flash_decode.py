@@ -150,6 +150,7 @@ def flash_decode(
         HEAD_DIM_PAD=workspace.partial_output.shape[2],
         BLOCK_SIZE=block_size,
         TILE=tile.tokens,
+        IN_PAIRS=can_read_pairs(value_cache),
         HAS_WINDOW=bool(window),
         IS_LARGE_CACHE=key_cache.numel() >= 2**31,
         num_warps=tile.num_warps,
@@ -157,6 +158,12 @@ def flash_decode(
         **launch.pdl_options(),
     )  # fmt: skip
     return output
+
+
+def can_read_pairs(cache: torch.Tensor) -> bool:
+    """Return whether `halves_of_pairs` takes what is in a cache."""
+    size = cache.shape[-1]
+    return bool(HAS_PTX) and cache.dtype == torch.float8_e4m3fn and size == next_power_of_2(size)
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
@@ -175,13 +182,11 @@ def _flash_decode_kernel(
     HEAD_DIM_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_LARGE_CACHE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    IN_PAIRS: tl.constexpr = (
-        HAS_PTX and value_cache.dtype.element_ty == tl.float8e4nv and HEAD_DIM == HEAD_DIM_PAD
-    )
     # The programs of a KV head share its tiles; `worker` is the number of this program among them.
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     worker = tl.program_id(0) // NUM_KV_HEADS
