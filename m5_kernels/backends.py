@@ -8,6 +8,7 @@
     experts           an MLP of many, of which a token meets some   the model
     tensor_parallel   a part of each layer, sums over all GPUs     `tensor_parallel_size`
     spec_decode       a runner that verifies draft tokens          `speculation`
+    batch_invariant   sums in an order that no other request changes  `batch_invariant`
 
 This is the only file that names an extra, and an extra is imported when it is chosen.
 """
@@ -47,6 +48,8 @@ class Backend:
     runner: Any = ModelRunner
     """A class with the arguments of `ModelRunner`."""
     decoder: type[Decoder] = FusedDecoder
+    may_use_modules: bool = True
+    """Whether Hugging Face's modules may compute a model that `decoder` does not know."""
     weights: Iterable[tuple[str, Any]] | None = None
     """Loaded instead of the model's own weights, in the form that `FusedDecoder.load` takes."""
     begin_figures: BeginFigures | None = None
@@ -102,6 +105,8 @@ def choose_backend(
             chosen = _experts(chosen, config, model, device)
         if not DecoderConfig.from_hf(model.config).is_lesson:
             chosen = _family(chosen, config, model, group)
+    if config.batch_invariant:
+        chosen = _batch_invariant(chosen, model, device)
     if config.quantization == "int8":
         chosen = _int8(chosen, model, device, group)
     elif config.quantization == "fp8":
@@ -201,10 +206,26 @@ def _experts(
     return replace(chosen, ops=ops, begin_figures=routed.begin)
 
 
+def _batch_invariant(chosen: Backend, model: PreTrainedModel, device: torch.device) -> Backend:
+    _check_fusible(model, "batch_invariant=True")
+    if has_experts(model.config):
+        name = model.config.model_type
+        raise InputError(f"batch_invariant=True: sums of the experts of {name} depend on the batch")
+    if runs_no_kernels(device):
+        from .extras.batch_invariant.cpu_invariant import CPU_INVARIANT
+
+        return replace(chosen, ops=CPU_INVARIANT, may_use_modules=False)
+    from .extras.batch_invariant.invariant_linear import InvariantLinear
+    from .extras.batch_invariant.split_attention import SplitAttention
+
+    ops = replace(chosen.ops, linear=InvariantLinear.on(device), attention=SplitAttention)
+    return replace(chosen, ops=ops, may_use_modules=False)
+
+
 def _int8(chosen: Backend, model: PreTrainedModel, device: torch.device, group: Group) -> Backend:
     from .extras.quantization.int8_method import Int8Linear
 
-    _check_fusible(model, "int8")
+    _check_fusible(model, 'quantization="int8"')
     linear = Int8Linear()
     if runs_no_kernels(device) and group.size == 1:
         from .extras.quantization.cpu_int8 import CPU_INT8
@@ -223,7 +244,7 @@ def _check_fp8(device: torch.device) -> None:
 def _fp8(chosen: Backend, model: PreTrainedModel, device: torch.device) -> Backend:
     from .extras.quantization.fp8_linear import Fp8Linear, fp8_ops
 
-    _check_fusible(model, "fp8")
+    _check_fusible(model, 'quantization="fp8"')
     if model.dtype == torch.float16:
         raise InputError('quantization="fp8" returns products that float16 cannot hold: bfloat16')
     if runs_no_kernels(device) or not DecoderConfig.from_hf(model.config).is_lesson:
@@ -235,17 +256,17 @@ def _gguf(chosen: Backend, source: object, model: PreTrainedModel, device: torch
     from .extras.quantization.gguf_file import open_gguf
     from .extras.quantization.gguf_linear import GGUFLinear
 
-    _check_fusible(model, "gguf")
+    _check_fusible(model, 'quantization="gguf"')
     file = open_gguf(source, device)
     return replace(chosen, ops=replace(chosen.ops, linear=GGUFLinear(file=file)), weights=file)
 
 
-def _check_fusible(model: PreTrainedModel, quantization: str) -> None:
-    """Refuse quantization for a model that Hugging Face's modules would compute."""
+def _check_fusible(model: PreTrainedModel, setting: str) -> None:
+    """Refuse a setting for a model that Hugging Face's modules would compute."""
     try:
         DecoderConfig.from_hf(model.config)
     except InputError as error:
-        raise InputError(f'quantization="{quantization}": {error}') from None
+        raise InputError(f"{setting}: {error}") from None
 
 
 def _tensor_parallel(

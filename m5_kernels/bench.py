@@ -51,7 +51,8 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="measure M5 once more without graphs, pipelining, prefix-cache, chunks, add-norm, "
         "rope-kv, silu-mul, skinny-linear, pdl, hopper, fused (Hugging Face's modules instead), "
         "eight-bits (of --set quantization=int8), guesses (of --set speculation=ngram), "
-        "tensor-parallel",
+        "tensor-parallel, invariance, invariant-linear, invariant-attention (of --set "
+        "batch_invariant=true)",
     )
     add("--profile", action="store_true", help="print where the time of a step goes")
     add("--no-check", action="store_true", help="do not compare tokens with M4's first")

@@ -33,6 +33,9 @@ class EngineConfig(m4_prefix_chunked.config.EngineConfig):
     kv_cache_dtype: str = "auto"
     """"fp8": keys and values are rounded to e4m3, so that memory holds twice the tokens, and less
     is read. "auto": they have the model's dtype."""
+    batch_invariant: bool = False
+    """Compute every sum in an order that depends on its request alone. Then tokens and
+    log-probabilities of a request have the same bits alone and in any batch. It costs speed."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +53,14 @@ class EngineConfig(m4_prefix_chunked.config.EngineConfig):
             raise InputError('quantization="fp8" takes whole matrices: tensor_parallel_size is 1')
         if self.quantization == "gguf" and self.tensor_parallel_size > 1:
             raise InputError('quantization="gguf" takes whole matrices: tensor_parallel_size is 1')
+        if self.batch_invariant and self.quantization is not None:
+            name = f'quantization="{self.quantization}"'
+            raise InputError(f"batch_invariant=True: sums of {name} depend on the batch")
+        if self.batch_invariant and self.tensor_parallel_size > 1:
+            raise InputError(
+                f"batch_invariant=True: sums over tensor_parallel_size={self.tensor_parallel_size} "
+                "GPUs depend on the batch"
+            )
 
     @property
     def kv_dtype(self) -> str | None:

@@ -102,7 +102,7 @@ class LLMEngine(BaseEngine):
         backend = adapt_backend(choose_backend(config, model, whole, device, group))
         decoder = load_decoder(
             model, whole, wanted_len, device, backend.ops, group.shard, backend.weights,
-            backend.decoder, is_whole=is_whole,
+            backend.decoder, is_whole=is_whole and backend.may_use_modules,
             graphs=None if config.enforce_eager or device.type != "cuda" else backend.launch,
         )  # fmt: skip
         check_rows(config.max_num_seqs, wanted_len, config.block_size, device)

@@ -33,6 +33,7 @@ FIELDS: dict[str, dict[str, Any]] = {
     "eight-bits": {"quantization": None},
     "guesses": {"speculation": None},
     "tensor-parallel": {"tensor_parallel_size": 1},
+    "invariance": {"batch_invariant": False},
 }
 """Parts that `--without` switches off by a field of the configuration."""
 
@@ -91,6 +92,17 @@ def without_skinny_linear(chosen: Backend) -> Backend:
     return replace(chosen, ops=replace(chosen.ops, linear=linear))
 
 
+def without_invariant_linear(chosen: Backend) -> Backend:
+    """Use the linear layers that M5 has without `batch_invariant`."""
+    linear = FewRowsLinear.on(torch.device("cuda"))
+    return replace(chosen, ops=replace(chosen.ops, linear=linear))
+
+
+def without_invariant_attention(chosen: Backend) -> Backend:
+    """Use the attention that M5 has without `batch_invariant`, on a Hopper."""
+    return replace(chosen, ops=replace(chosen.ops, attention=hopper_attention))
+
+
 def without_fused(chosen: Backend) -> Backend:
     """Compute with Hugging Face's modules, also if there is a fused decoder."""
     return replace(chosen, decoder=HFDecoder)
@@ -104,6 +116,8 @@ OBJECTS: dict[str, Callable[[Backend], Backend]] = {
     "pdl": without_pdl,
     "hopper": without_hopper,
     "fused": without_fused,
+    "invariant-linear": without_invariant_linear,
+    "invariant-attention": without_invariant_attention,
 }
 """Parts that `--without` switches off by changing the backend before an engine is built."""
 

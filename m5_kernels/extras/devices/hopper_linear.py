@@ -31,7 +31,7 @@ from m5_kernels.kernels.pdl import wait_for_previous
 from m5_kernels.kernels.silu_mul import gated
 from m5_kernels.kernels.triton_or_twin import ceil_div
 
-from .few_rows_tiles import hopper_tile
+from .few_rows_tiles import HopperTile, hopper_tile
 from .hopper_boxes import NARROW, SWIZZLED, all_threads, boxes
 
 ROWS = gl.constexpr(64)
@@ -45,6 +45,7 @@ def hopper_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
+    tile: HopperTile | None = None,
     launch: Launch = PLAIN,
 ) -> torch.Tensor:
     """Return `hidden @ weight.T + bias` in bf16, or silu(gate) * up of it.
@@ -53,7 +54,7 @@ def hopper_linear(
     """
     num_tokens, in_size = hidden.shape
     size = len(weight) // 2 if is_gated else len(weight)
-    tile = hopper_tile(num_tokens, size, is_gated)
+    tile = tile or hopper_tile(num_tokens, size, is_gated)
     output = hidden.new_empty(num_tokens, size)
     layout = (SWIZZLED if tile.columns > 32 else NARROW).value
     num_down = ceil_div(num_tokens, ROWS.value)

@@ -11,7 +11,12 @@ from __future__ import annotations
 
 import torch
 
-from m5_kernels.decoder.attention import AttentionBackend, AttentionLayer, AttentionShape
+from m5_kernels.decoder.attention import (
+    Attention,
+    AttentionBackend,
+    AttentionLayer,
+    AttentionShape,
+)
 from m5_kernels.kernels.flash_decode import (
     FLOOR,
     MIN_ROWS,
@@ -118,7 +123,8 @@ class VerificationAttention:
     """Attends in steps with draft tokens, and passes small steps to the attention of other steps.
 
     Args:
-        plain: that attention, for which each position is a sequence of its own.
+        plain: that attention, for which each position is a sequence of its own. If it is not the
+            lesson's, it gets all steps: its sums may be in another order.
         max_positions: most positions of a step.
         offsets: int32 `[max_positions]`: 0, or the number of the draft token, for each position.
     """
@@ -134,7 +140,8 @@ class VerificationAttention:
     ) -> None:
         self.plain, self.offsets = plain, offsets
         self.workspace: DecodeWorkspace | None = None
-        if device.type == "cuda":
+        self.attends_together = isinstance(plain, Attention)
+        if device.type == "cuda" and self.attends_together:
             self.workspace = verification_workspace(max_positions, *shape, dtype, device)
 
     def prepare(self, metadata: StepMetadata, launch: Launch) -> StepMetadata:
@@ -152,7 +159,8 @@ class VerificationAttention:
     ) -> torch.Tensor:
         """Attend for all positions. See `AttentionBackend`."""
         m, num_positions = metadata, len(query)
-        if num_positions < MANY_POSITIONS or not launch.runs_triton(query):
+        is_many = self.attends_together and num_positions >= MANY_POSITIONS
+        if not (is_many and launch.runs_triton(query)):
             return self.plain(query, key_cache, value_cache, metadata, layer, launch)
         return attend_drafts(
             query, key_cache, value_cache, m.block_table, m.decode_lens,
