@@ -23,6 +23,7 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 KERNEL_TESTS = [
     "kernels",
+    "extras/batch_invariant/test_invariant_kernels.py",
     "extras/devices/test_hopper_prefill.py",
     "extras/experts/test_expert_kernels.py",
     "extras/devices/test_write_to_host.py",
