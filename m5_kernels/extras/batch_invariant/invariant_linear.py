@@ -1,11 +1,13 @@
 """Linear layers whose rows have the same bits, however many there are.
 
-    weight              tokens    kernel
-    small, in bf16      1..256    hopper_linear, on Hopper: loads the weight early
-    others              any       tiled_linear
+    weight                   tokens    kernel
+    long rows, of 16 bits    1..16     dot_linear
+    small, in bf16           17..256   hopper_linear, on Hopper: loads the weight early
+    few outputs, in bf16     65..256   hopper_linear, too, with wide tiles
+    others                   any       tiled_linear
 
-Both multiply by the same instruction, and take the inputs from first to last. A test on a GPU holds
-that they agree bit for bit.
+All of them take the inputs from first to last, 16 in each instruction, and a test on a GPU holds
+that they agree bit for bit. `register_linear`, `skinny_linear` and the library do not.
 """
 
 from __future__ import annotations
@@ -16,16 +18,23 @@ from dataclasses import dataclass
 import torch
 
 from m5_kernels.decoder.linear import LinearMethod, LinearWeight, Weight
+from m5_kernels.extras.devices.dot_linear import dot_linear
 from m5_kernels.extras.devices.few_rows_linear import MAX_HOPPER_TOKENS
+from m5_kernels.extras.devices.few_rows_tiles import NUM_SMS, HopperTile
 from m5_kernels.extras.devices.hopper_device import fits_copy_engine, is_hopper
 from m5_kernels.extras.devices.register_linear import MAX_TOKENS, fits_registers
 from m5_kernels.kernels.launch import PLAIN, Launch
+from m5_kernels.kernels.triton_or_twin import ceil_div
 from milestone_llm.core.errors import InputError
 
-from .tiled_linear import tiled_linear
+from .tiled_linear import rounds_alike, tiled_linear
 
 COPIED_BYTES = 16
 """The copy engine moves so many bytes at a time."""
+
+LONG_ROW = 4096
+"""Elements of a row of the weight from which on `dot_linear` is the fastest for few tokens."""
+WIDE_TILE = HopperTile(128, 64, 8)
 
 
 @dataclass(frozen=True)
@@ -63,10 +72,13 @@ class InvariantLinear(LinearMethod):
         """Return `hidden @ weight.T + bias`."""
         if not launch.runs_triton(hidden):
             return super().apply(hidden, weight, bias, launch)
+        if self.should_use_dot(hidden, weight):
+            return dot_linear(hidden, weight, bias, launch=launch)
         if self.has_hopper and should_use_hopper(hidden, weight, len(weight)):
             from m5_kernels.extras.devices.hopper_linear import hopper_linear  # Gluon
 
-            return hopper_linear(hidden, weight, bias, launch=launch)
+            tile = None if fits_registers(*weight.shape) else WIDE_TILE
+            return hopper_linear(hidden, weight, bias, tile=tile, launch=launch)
         return tiled_linear(hidden, weight, bias, launch=launch)
 
     def gate_up(
@@ -77,25 +89,34 @@ class InvariantLinear(LinearMethod):
         launch: Launch = PLAIN,
     ) -> torch.Tensor:
         """Return silu(gate) * up of what `apply` returns."""
-        if not launch.runs_triton(hidden):
-            return super().gate_up(hidden, weight, bias, launch)
-        if self.has_hopper and should_use_hopper(hidden, weight, len(weight) // 2):
+        is_small = fits_registers(*weight.shape) and launch.runs_triton(hidden)
+        if is_small and self.has_hopper and should_use_hopper(hidden, weight, len(weight) // 2):
             from m5_kernels.extras.devices.hopper_linear import hopper_linear  # Gluon
 
             return hopper_linear(hidden, weight, bias, is_gated=True, launch=launch)
-        return self.activate(tiled_linear(hidden, weight, bias, launch=launch), launch)
+        return self.activate(self.apply(hidden, weight, bias, launch), launch)
 
     def starts_early(self, num_tokens: int, weight: Weight) -> bool:
-        """Return whether the layers of such a step load their weights before they wait."""
+        """Return whether the layers of such a step ask for their weights before they wait."""
         return self.has_hopper and num_tokens <= MAX_TOKENS and fits_registers(*weight.shape)
+
+    def should_use_dot(self, hidden: torch.Tensor, weight: torch.Tensor) -> bool:
+        """Return whether rows are few, and so long that loads are many for each program."""
+        is_long = weight.shape[1] >= LONG_ROW and weight.element_size() == 2
+        return is_long and 1 <= len(hidden) <= MAX_TOKENS and rounds_alike(hidden.device)
 
     def token_counts(self, max_tokens: int, weights: Sequence[LinearWeight]) -> Iterable[int]:
         """Return numbers of tokens between which tiles change."""
-        return (64, 65, 128, 192, 256, 257, 384, 512, 768, 1024, 1536, 2048)
+        return (16, 17, 64, 65, 128, 192, 256, 257, 384, 512, 768, 1024, 1536, 2048)
 
 
 def should_use_hopper(hidden: torch.Tensor, weight: torch.Tensor, num_outputs: int) -> bool:
-    """Return whether to use `hopper_linear` for these rows."""
-    out_size, in_size = weight.shape
-    is_small = 1 <= len(hidden) <= MAX_HOPPER_TOKENS and fits_registers(out_size, in_size)
-    return is_small and fits_copy_engine(hidden, in_size, num_outputs)
+    """Return whether to use `hopper_linear` for these rows: more than are few, with a small weight,
+    or with so few outputs that all programs run at once."""
+    (out_size, in_size), num_tokens = weight.shape, len(hidden)
+    if not MAX_TOKENS < num_tokens <= MAX_HOPPER_TOKENS:
+        return False
+    num_programs = ceil_div(num_tokens, 64) * ceil_div(out_size, WIDE_TILE.columns)
+    is_wide = num_tokens > 64 and num_programs <= NUM_SMS
+    is_right = fits_registers(out_size, in_size) or is_wide
+    return is_right and fits_copy_engine(hidden, in_size, num_outputs)

@@ -2,15 +2,20 @@
 
     hidden [num_tokens, in_size]       weight [out_size, in_size]
       |== ROWS x DEPTH ==| -> -> ->      |== COLUMNS x DEPTH ==| -> -> ->     one program
-      64 or 128 rows                     16 to 256 columns
+      16 to 256 rows                     16 to 128 columns
 
-A sum of floating-point numbers depends on its order. Here a row is always a row of the left factor,
-and its sums take the inputs from first to last, 16 in each instruction of the tensor cores. A tile
-may have more rows or columns. Then more sums are computed together, and none in another order. So
-the tile may depend on the number of rows. What would change the order is a split of the inputs over
-several programs (split-K), or another instruction, such as the one for 16 rows: on Hopper, 64 rows
-are the fewest for which the compiler takes `wgmma`. Steps of few rows fill the rest with zeros,
-which costs no reading.
+A sum of floating-point numbers depends on its order. Here every sum takes the inputs from first to
+last, 16 in each instruction of the tensor cores. A larger tile computes more sums together, and
+none in another order. So the tile may depend on the number of rows. What would change the order is
+a split of the inputs over several programs, or warps (split-K).
+
+On Hopper tiles of 16 rows are multiplied by another instruction than larger ones, and both round
+alike: a test on a GPU holds that all tiles agree bit for bit. On newer GPUs that is not known, so
+few rows take the tile of 64 there.
+
+A step of few rows is a chain of small layers, and each would wait for its weight. So before a
+program waits for the previous kernel, it asks for its part of the weight to be brought into the L2
+cache (EARLY, see `kernels.pdl`).
 """
 
 from __future__ import annotations
@@ -20,14 +25,25 @@ from typing import NamedTuple
 
 import torch
 
+from m5_kernels.extras.devices.register_linear import fits_registers
 from m5_kernels.kernels.gpu_tiles import GPU, SCRATCH_BYTES
 from m5_kernels.kernels.launch import PLAIN, Launch
-from m5_kernels.kernels.pdl import wait_for_previous
-from m5_kernels.kernels.triton_or_twin import HAS_TRITON, ceil_div, num_multiprocessors, tl, triton
+from m5_kernels.kernels.pdl import EARLY, wait_for_previous
+from m5_kernels.kernels.triton_or_twin import (
+    HAS_PTX,
+    HAS_TRITON,
+    ceil_div,
+    next_power_of_2,
+    num_multiprocessors,
+    tl,
+    triton,
+)
 
 if HAS_TRITON:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
+LINE_BYTES = 128
+"""Of the L2 cache."""
 GROUP = 8
 """Tiles of rows that run next to each other, with the same part of the weight."""
 
@@ -43,16 +59,22 @@ class ProductTile(NamedTuple):
 
 
 LARGE = (
-    ProductTile(128, 256, 64, 8, 4),
-    ProductTile(128, 128, 64, 8, 4),
-    ProductTile(64, 128, 64, 4, 4),
+    (1.5, ProductTile(256, 128, 64, 8, 4)),
+    (0.75, ProductTile(128, 128, 64, 4, 4)),
+    (0.75, ProductTile(64, 128, 64, 4, 8)),
 )
-"""The larger a tile, the fewer times each number is read."""
 SMALL = (
-    ProductTile(64, 64, 128, 4, 4),
-    ProductTile(64, 32, 128, 4, 4),
-    ProductTile(64, 16, 128, 4, 5),
+    (0.45, ProductTile(64, 64, 128, 4, 6)),
+    (0.45, ProductTile(64, 32, 128, 4, 4)),
+    (0, ProductTile(64, 16, 128, 4, 5)),
 )
+FEW = (
+    (0.7, ProductTile(16, 64, 128, 4, 4)),
+    (0.7, ProductTile(16, 32, 128, 4, 5)),
+    (0, ProductTile(16, 16, 256, 4, 4)),
+)
+"""For more than 64 rows, for up to 64, and for up to 16. A tile is taken if there are so many
+programs for each multiprocessor. On an H200 these were the fastest of fifteen on average."""
 WIDE = ProductTile(64, 64, 32, 4, 2)
 """For fp32."""
 
@@ -75,13 +97,16 @@ def tiled_linear(
         launch.kernel(_tiled_linear_kernel, grid)(
             TensorDescriptor(hidden, [num_tokens, in_size], [stride, 1], [tile.rows, tile.depth]),
             TensorDescriptor(weight, [out_size, in_size], [in_size, 1], [tile.columns, tile.depth]),
-            bias, output,
+            weight, bias, output,
             num_tokens, in_size, out_size,
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
             STAGES=tile.num_stages,
             GROUP=GROUP,
+            PREFETCHED=next_power_of_2(ceil_div(in_size * weight.element_size(), LINE_BYTES))
+            if launch.pdl == EARLY and fits_registers(out_size, in_size)
+            else 0,
             num_warps=tile.num_warps,
             **launch.pdl_options(),
         )  # fmt: skip
@@ -90,13 +115,14 @@ def tiled_linear(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _tiled_linear_kernel(
-    hidden_boxes, weight_boxes, bias, output,
+    hidden_boxes, weight_boxes, weight, bias, output,
     num_tokens, in_size, out_size,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     GROUP: tl.constexpr,
+    PREFETCHED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     num_across = tl.cdiv(out_size, COLUMNS)
@@ -105,6 +131,11 @@ def _tiled_linear_kernel(
     place = tl.program_id(0) % (GROUP * num_across)
     row = (first_down + place % num_down) * ROWS
     column = place // num_down * COLUMNS
+    if PREFETCHED > 0:
+        own = tl.minimum(column + tl.arange(0, COLUMNS), out_size - 1).to(tl.int64)
+        elements: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)
+        lines = tl.minimum(tl.arange(0, PREFETCHED) * elements, in_size - 1)
+        _bring_into_l2(weight + own[:, None] * in_size + lines[None, :])
     wait_for_previous(PDL)
     sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for start in tl.range(0, in_size, DEPTH, num_stages=STAGES):
@@ -120,19 +151,37 @@ def _tiled_linear_kernel(
     tl.store(pointers, sums.to(output.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def _bring_into_l2(pointers):
+    """Start loading the cache lines of these pointers, without waiting for them."""
+    if HAS_PTX:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.uint64)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
 @functools.cache
 def product_tile(
     num_tokens: int, out_size: int, element_size: int, device: torch.device
 ) -> ProductTile:
-    """Return the largest tile with which every multiprocessor has a program, or the smallest."""
+    """Return the first tile with which there are enough programs."""
     if element_size == 4:
         return WIDE
-    tiles = SMALL if num_tokens <= 64 else LARGE + SMALL
-    enough = num_multiprocessors(device) * 3 // 4
-    for tile in tiles:
-        if ceil_div(num_tokens, tile.rows) * ceil_div(out_size, tile.columns) >= enough:
+    tiles = LARGE + SMALL
+    if num_tokens <= 64:
+        tiles = FEW if num_tokens <= 16 and rounds_alike(device) else SMALL
+    for enough, tile in tiles:
+        num_programs = ceil_div(num_tokens, tile.rows) * ceil_div(out_size, tile.columns)
+        if num_programs >= enough * num_multiprocessors(device):
             break
     return fit_product(tile, GPU.of(device)) if device.type == "cuda" else tile
+
+
+@functools.cache
+def rounds_alike(device: torch.device) -> bool:
+    """Return whether a product of 16 rows is known to round like one of 64: up to Hopper."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) < (10, 0)
 
 
 def fit_product(tile: ProductTile, gpu: GPU) -> ProductTile:

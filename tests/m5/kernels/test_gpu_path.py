@@ -82,8 +82,12 @@ def wanted() -> list[list[int]]:
     return found
 
 
-def test_replayed_steps_that_overlap_give_the_tokens_of_m4(wanted, machine):
-    engine = on_device(max_num_batched_tokens=64)  # so many tokens has the smallest graph of chunks
+@pytest.mark.parametrize(
+    "fields", [{}, pytest.param({"batch_invariant": True}, marks=pytest.mark.slow)], ids=str
+)
+def test_replayed_steps_that_overlap_give_the_tokens_of_m4(fields, wanted, machine):
+    # so many tokens has the smallest graph of chunks
+    engine = on_device(max_num_batched_tokens=64, **fields)
     assert engine.config.async_scheduling
     compiled, before = set(machine.compiled), machine.launches.copy()
     assert tokens(engine) == wanted

@@ -16,7 +16,7 @@ from m5_kernels.extras.batch_invariant.split_attention import (
     split_decode,
     split_prefill,
 )
-from m5_kernels.extras.batch_invariant.tiled_linear import LARGE, SMALL, tiled_linear
+from m5_kernels.extras.batch_invariant.tiled_linear import FEW, LARGE, SMALL, tiled_linear
 from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode, flash_decode_torch
 from m5_kernels.kernels.paged_prefill import paged_prefill_torch
 from m5_kernels.kernels.tiles import PrefillTile
@@ -55,7 +55,7 @@ def test_every_tile_and_number_of_rows_gives_the_same_bits(size):
         start = 1200 - n
         assert torch.equal(linear.apply(hidden[start:], weight), wanted[start:]), n
         assert torch.equal(linear.gate_up(hidden[start:], weight), gated[start:]), n
-    for tile in (*SMALL, *LARGE):
+    for _, tile in (*FEW, *SMALL, *LARGE):
         assert torch.equal(tiled_linear(hidden, weight, None, tile), wanted), tile
 
 
