@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .outputs import Logprob
@@ -21,6 +22,9 @@ def logprob_columns(raw: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
         `[num_rows, 2 + 2 * num_top]`: log-probability of the row's token, how many tokens are more
         likely, then the ids and the log-probabilities of the `num_top` most likely ones.
     """
+    # A GPU sums a row in another order if it does not begin at a multiple of 16 bytes.
+    if padding := -raw.shape[-1] % 4:
+        raw = F.pad(raw, (0, padding), value=-torch.inf)
     logprobs = raw.log_softmax(dim=-1)
     own = logprobs.gather(-1, token_ids[:, None])
     num_above = (logprobs > own).sum(dim=-1, keepdim=True)

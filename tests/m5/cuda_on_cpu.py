@@ -35,6 +35,7 @@ import os
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime import interpreter
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 import m5_kernels.engine  # noqa: F401 - all that asks for the device when it is imported
 
@@ -456,7 +458,7 @@ class Machine:
         """Check the addresses that a kernel reads or writes."""
         if self.bounds is None:
             return
-        places = pointers.data[np.broadcast_to(mask.data.astype(bool), pointers.data.shape)]
+        places = pointers.data[np.broadcast_to(np.asarray(mask.data, bool), pointers.data.shape)]
         is_inside = np.zeros(places.shape, dtype=bool)
         for first, end in self.bounds:
             is_inside |= (places >= first) & (places < end)
@@ -521,9 +523,9 @@ def cuda_on_cpu() -> Iterator[Machine]:
     def checked(name: str, kind: str, pointers: int, mask: int) -> Callable[..., Any]:
         access = getattr(builder, name)
 
-        def check(self: Any, *args: Any) -> Any:
+        def check(self: Any, *args: Any, **options: Any) -> Any:
             machine.check_access(args[pointers], args[mask], kind)
-            return access(self, *args)
+            return access(self, *args, **options)
 
         return check
 
@@ -558,12 +560,21 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 
 def tensors_in(tree: Any) -> list[Any]:
     """Return all tensors among arguments."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    leaves = [
+        each.base if isinstance(each, TensorDescriptor) else each for each in tree_leaves(tree)
+    ]
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def on_cpu(tree: Any) -> Any:
     """Return the same arguments with the CPU tensors that hold the numbers."""
-    return tree_map(lambda x: x.cpu_tensor if isinstance(x, Tensor) else x, tree)
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, TensorDescriptor):
+            return replace(value, base=on_cpu(value.base))
+        return value.cpu_tensor if isinstance(value, Tensor) else value
+
+    return tree_map(moved, tree)
 
 
 def host_part(tensor: torch.Tensor, writes: bool = False) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Linear layers whose rows have the same bits, however many there are.
 
     weight                   tokens    kernel
+    small, in bf16           1..256    hopper_linear, on Hopper: loads the weight early
     long rows, of 16 bits    1..16     dot_linear
-    small, in bf16           17..256   hopper_linear, on Hopper: loads the weight early
     few outputs, in bf16     65..256   hopper_linear, too, with wide tiles
     others                   any       tiled_linear
 
@@ -72,13 +72,13 @@ class InvariantLinear(LinearMethod):
         """Return `hidden @ weight.T + bias`."""
         if not launch.runs_triton(hidden):
             return super().apply(hidden, weight, bias, launch)
-        if self.should_use_dot(hidden, weight):
-            return dot_linear(hidden, weight, bias, launch=launch)
         if self.has_hopper and should_use_hopper(hidden, weight, len(weight)):
             from m5_kernels.extras.devices.hopper_linear import hopper_linear  # Gluon
 
             tile = None if fits_registers(*weight.shape) else WIDE_TILE
             return hopper_linear(hidden, weight, bias, tile=tile, launch=launch)
+        if should_use_dot(hidden, weight):
+            return dot_linear(hidden, weight, bias, launch=launch)
         return tiled_linear(hidden, weight, bias, launch=launch)
 
     def gate_up(
@@ -97,13 +97,8 @@ class InvariantLinear(LinearMethod):
         return self.activate(self.apply(hidden, weight, bias, launch), launch)
 
     def starts_early(self, num_tokens: int, weight: Weight) -> bool:
-        """Return whether the layers of such a step ask for their weights before they wait."""
+        """Return whether the layers of such a step load their weights before they wait."""
         return self.has_hopper and num_tokens <= MAX_TOKENS and fits_registers(*weight.shape)
-
-    def should_use_dot(self, hidden: torch.Tensor, weight: torch.Tensor) -> bool:
-        """Return whether rows are few, and so long that loads are many for each program."""
-        is_long = weight.shape[1] >= LONG_ROW and weight.element_size() == 2
-        return is_long and 1 <= len(hidden) <= MAX_TOKENS and rounds_alike(hidden.device)
 
     def token_counts(self, max_tokens: int, weights: Sequence[LinearWeight]) -> Iterable[int]:
         """Return numbers of tokens between which tiles change."""
@@ -111,12 +106,18 @@ class InvariantLinear(LinearMethod):
 
 
 def should_use_hopper(hidden: torch.Tensor, weight: torch.Tensor, num_outputs: int) -> bool:
-    """Return whether to use `hopper_linear` for these rows: more than are few, with a small weight,
-    or with so few outputs that all programs run at once."""
+    """Return whether to use `hopper_linear` for these rows: with a small weight, or with so few
+    outputs that all programs run at once."""
     (out_size, in_size), num_tokens = weight.shape, len(hidden)
-    if not MAX_TOKENS < num_tokens <= MAX_HOPPER_TOKENS:
+    if not 1 <= num_tokens <= MAX_HOPPER_TOKENS:
         return False
     num_programs = ceil_div(num_tokens, 64) * ceil_div(out_size, WIDE_TILE.columns)
     is_wide = num_tokens > 64 and num_programs <= NUM_SMS
     is_right = fits_registers(out_size, in_size) or is_wide
     return is_right and fits_copy_engine(hidden, in_size, num_outputs)
+
+
+def should_use_dot(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return whether rows are few, and so long that each program has many loads."""
+    is_long = weight.shape[1] >= LONG_ROW and weight.element_size() == 2
+    return is_long and 1 <= len(hidden) <= MAX_TOKENS and rounds_alike(hidden.device)

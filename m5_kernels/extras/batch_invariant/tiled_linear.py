@@ -12,10 +12,6 @@ a split of the inputs over several programs, or warps (split-K).
 On Hopper tiles of 16 rows are multiplied by another instruction than larger ones, and both round
 alike: a test on a GPU holds that all tiles agree bit for bit. On newer GPUs that is not known, so
 few rows take the tile of 64 there.
-
-A step of few rows is a chain of small layers, and each would wait for its weight. So before a
-program waits for the previous kernel, it asks for its part of the weight to be brought into the L2
-cache (EARLY, see `kernels.pdl`).
 """
 
 from __future__ import annotations
@@ -25,25 +21,14 @@ from typing import NamedTuple
 
 import torch
 
-from m5_kernels.extras.devices.register_linear import fits_registers
 from m5_kernels.kernels.gpu_tiles import GPU, SCRATCH_BYTES
 from m5_kernels.kernels.launch import PLAIN, Launch
-from m5_kernels.kernels.pdl import EARLY, wait_for_previous
-from m5_kernels.kernels.triton_or_twin import (
-    HAS_PTX,
-    HAS_TRITON,
-    ceil_div,
-    next_power_of_2,
-    num_multiprocessors,
-    tl,
-    triton,
-)
+from m5_kernels.kernels.pdl import wait_for_previous
+from m5_kernels.kernels.triton_or_twin import HAS_TRITON, ceil_div, num_multiprocessors, tl, triton
 
 if HAS_TRITON:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-LINE_BYTES = 128
-"""Of the L2 cache."""
 GROUP = 8
 """Tiles of rows that run next to each other, with the same part of the weight."""
 
@@ -97,16 +82,13 @@ def tiled_linear(
         launch.kernel(_tiled_linear_kernel, grid)(
             TensorDescriptor(hidden, [num_tokens, in_size], [stride, 1], [tile.rows, tile.depth]),
             TensorDescriptor(weight, [out_size, in_size], [in_size, 1], [tile.columns, tile.depth]),
-            weight, bias, output,
+            bias, output,
             num_tokens, in_size, out_size,
             ROWS=tile.rows,
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
             STAGES=tile.num_stages,
             GROUP=GROUP,
-            PREFETCHED=next_power_of_2(ceil_div(in_size * weight.element_size(), LINE_BYTES))
-            if launch.pdl == EARLY and fits_registers(out_size, in_size)
-            else 0,
             num_warps=tile.num_warps,
             **launch.pdl_options(),
         )  # fmt: skip
@@ -115,14 +97,13 @@ def tiled_linear(
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _tiled_linear_kernel(
-    hidden_boxes, weight_boxes, weight, bias, output,
+    hidden_boxes, weight_boxes, bias, output,
     num_tokens, in_size, out_size,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     GROUP: tl.constexpr,
-    PREFETCHED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     num_across = tl.cdiv(out_size, COLUMNS)
@@ -131,11 +112,6 @@ def _tiled_linear_kernel(
     place = tl.program_id(0) % (GROUP * num_across)
     row = (first_down + place % num_down) * ROWS
     column = place // num_down * COLUMNS
-    if PREFETCHED > 0:
-        own = tl.minimum(column + tl.arange(0, COLUMNS), out_size - 1).to(tl.int64)
-        elements: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)
-        lines = tl.minimum(tl.arange(0, PREFETCHED) * elements, in_size - 1)
-        _bring_into_l2(weight + own[:, None] * in_size + lines[None, :])
     wait_for_previous(PDL)
     sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     for start in tl.range(0, in_size, DEPTH, num_stages=STAGES):
@@ -149,16 +125,6 @@ def _tiled_linear_kernel(
     pointers = output + rows.to(tl.int64)[:, None] * out_size + columns[None, :]
     mask = (rows < num_tokens)[:, None] & (columns < out_size)[None, :]
     tl.store(pointers, sums.to(output.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _bring_into_l2(pointers):
-    """Start loading the cache lines of these pointers, without waiting for them."""
-    if HAS_PTX:
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers.to(tl.uint64)],
-            dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from m5_kernels.decoder.linear import LinearMethod
 from m5_kernels.extras.devices import cpu_ops
 from m5_kernels.extras.devices.cpu_attention import CPUAttention
 from m5_kernels.extras.devices.cpu_linear import CPULinear
+from milestone_llm.core.logprobs import logprob_columns
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -84,6 +85,7 @@ class Case:
     before: int = 0
     """Tokens of the watched prompt that are served first, for the prefix cache."""
     dtype: str = "bfloat16"
+    max_tokens: int = 20
     happens: tuple[str, ...] = ()
     """A figure of the engine that must not be 0."""
 
@@ -104,6 +106,7 @@ CASES = {
         with_linear,
         {"speculation": "ngram"},
         dtype="float32",
+        max_tokens=40,  # the device's proposals come a step later than the host's
         happens=("spec_decode_num_accepted_tokens",),
     ),
 }
@@ -111,6 +114,7 @@ CASES = {
 
 def watched(case: Case, device: str, adapt: Callable[[Backend], Backend]) -> list[list[Any]]:
     """Return the facts of the watched request alone, and among others."""
+    params = replace(PARAMS, max_tokens=case.max_tokens)
     build = circling if "speculation" in case.fields else build_tiny_model
     model = build("qwen3").to(getattr(torch, case.dtype)).to(device)
     found = []
@@ -120,10 +124,10 @@ def watched(case: Case, device: str, adapt: Callable[[Backend], Backend]) -> lis
     ):
         engine = LLMEngine(model, adapt_backend=adapt, device=device, **{**LIMITS, **fields})
         if before:
-            engine.generate(WATCHED[:before], PARAMS)
+            engine.generate(WATCHED[:before], params)
         prompts = [prompt_of(length, seed=1 + i) for i, length in enumerate(others)]
-        found.append(facts(engine.generate([*prompts, WATCHED], PARAMS)[-1]))
-        if others or before or fields is case.fields:
+        found.append(facts(engine.generate([*prompts, WATCHED], params)[-1]))
+        if fields is case.fields:
             figure: Any = engine.stats()
             for name in case.happens:
                 figure = figure[name]
@@ -220,6 +224,18 @@ def test_real_shapes_on_a_gpu(fields):
         name, **limits, **fields, speculation="ngram", max_num_batched_tokens=700, max_num_seqs=64
     )
     assert [facts(output) for output in engine.generate(prompts, params)] == wanted
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("vocab_size", [50257, 32001, 32000])
+def test_log_probabilities_of_any_vocabulary(vocab_size):
+    """A row of an odd size begins anywhere in memory."""
+    raw = torch.randn(40, vocab_size, device="cuda")
+    tokens = torch.arange(40, device="cuda")
+    together = logprob_columns(raw, tokens, 3)
+    for row in range(40):
+        own = slice(row, row + 1)
+        assert torch.equal(logprob_columns(raw[own].clone(), tokens[own], 3), together[own])
 
 
 # --- what is refused -----------------------------------------------------------------------------
