@@ -14,6 +14,8 @@ from m5_kernels.decoder.attention import Attention
 from m5_kernels.decoder.hf_decoder import HFDecoder
 from m5_kernels.decoder.linear import LinearMethod
 from m5_kernels.engine import LLMEngine
+from m5_kernels.extras.batch_invariant.invariant_linear import InvariantLinear
+from m5_kernels.extras.batch_invariant.split_attention import SplitAttention
 from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear
 from m5_kernels.extras.devices.hopper_chunks import hopper_attention
 from m5_kernels.kernels.launch import Launch
@@ -93,14 +95,20 @@ def without_skinny_linear(chosen: Backend) -> Backend:
 
 
 def without_invariant_linear(chosen: Backend) -> Backend:
-    """Use the linear layers that M5 has without `batch_invariant`."""
-    linear = FewRowsLinear.on(torch.device("cuda"))
-    return replace(chosen, ops=replace(chosen.ops, linear=linear))
+    """Use the linear layers that a GPU has without `batch_invariant`."""
+    ops = chosen.ops
+    if isinstance(ops.linear, InvariantLinear):
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        ops = replace(ops, linear=FewRowsLinear.on(device))
+    return replace(chosen, ops=ops)
 
 
 def without_invariant_attention(chosen: Backend) -> Backend:
-    """Use the attention that M5 has without `batch_invariant`, on a Hopper."""
-    return replace(chosen, ops=replace(chosen.ops, attention=hopper_attention))
+    """Use the attention that a Hopper has without `batch_invariant`."""
+    ops = chosen.ops
+    if ops.attention is SplitAttention:
+        ops = replace(ops, attention=hopper_attention)
+    return replace(chosen, ops=ops)
 
 
 def without_fused(chosen: Backend) -> Backend:

@@ -54,6 +54,7 @@ def test_a_part_is_switched_off_in_one_engine_which_gives_the_same_tokens(
     model = build_tiny_model("qwen3")
     work = [[5, 9, 33] * 4, [7, 40]], SamplingParams(temperature=0, max_tokens=9)
     limits: dict[str, Any] = {"max_num_seqs": 4, "max_model_len": 64, "speculation": speculation}
+    limits["batch_invariant"] = name.startswith("invariant")
     changed: list[bool] = []
 
     def adapt(chosen: Backend) -> Backend:

@@ -17,6 +17,7 @@ few rows take the tile of 64 there.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -134,7 +135,7 @@ def product_tile(
     """Return the first tile with which there are enough programs."""
     if element_size == 4:
         return WIDE
-    tiles = LARGE + SMALL
+    tiles: Sequence[tuple[float, ProductTile]] = LARGE + SMALL
     if num_tokens <= 64:
         tiles = FEW if num_tokens <= 16 and rounds_alike(device) else SMALL
     for enough, tile in tiles:

@@ -43,7 +43,7 @@ def facts(output: Any) -> list[Any]:
     return [output.prompt_logprobs, *((each.token_ids, each.logprobs) for each in output.outputs)]
 
 
-def prompt_of(length: int, seed: int = 0) -> list[int]:
+def prompt_of(length: int, seed: float = 0) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(3, VOCAB_SIZE) for _ in range(length)]
 
