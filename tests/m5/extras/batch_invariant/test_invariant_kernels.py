@@ -19,7 +19,7 @@ from m5_kernels.extras.batch_invariant.split_attention import (
 from m5_kernels.extras.batch_invariant.tiled_linear import FEW, LARGE, SMALL, tiled_linear
 from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode, flash_decode_torch
 from m5_kernels.kernels.paged_prefill import paged_prefill_torch
-from m5_kernels.kernels.tiles import PrefillTile
+from m5_kernels.kernels.tiles import DecodeTile, PrefillTile
 from m5_kernels.tools.measure import PagedBatch, relative_error
 
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -138,17 +138,10 @@ def test_who_else_is_there_moves_the_cuts_of_flash_decoding_alone(device):
     together = split_decode(*arguments, tile=tile, split=split)
     assert torch.equal(together[:1], split_decode(*alone, tile=tile, split=split))
     workspace = DecodeWorkspace.allocate(
-        len(lens), 2, 1, 32, torch.float32, torch.device(device), decode_tile_of_lesson()
+        len(lens), 2, 1, 32, torch.float32, torch.device(device), DecodeTile(16, 4, 2, 1)
     )
     together = flash_decode(*arguments, workspace=workspace)
     assert not torch.equal(together[:1], flash_decode(*alone, workspace=workspace))
-
-
-def decode_tile_of_lesson() -> Any:
-    """Return a small tile, so that there is something to share out."""
-    from m5_kernels.kernels.tiles import DecodeTile
-
-    return DecodeTile(16, 4, 2, 1)
 
 
 @pytest.mark.gpu
