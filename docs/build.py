@@ -102,7 +102,7 @@ class Builder:
 
     def _chinese(self, path: Path, text: str) -> str:
         """Return a Chinese page with what the English one, which is built before, has."""
-        new = chinese.filled(path, text)
+        new = self._with_lines(path, chinese.filled(path, text))
         if self.is_check and new != text:
             self._differs(path.relative_to(ROOT).as_posix(), "the English page", text, new)
         return new
@@ -121,7 +121,7 @@ class Builder:
             raise ValueError("`<!-- measured: ... -->` has no `<!-- end -->`")
         text = _TABLE.sub(lambda match: self._table(where, match), text)
         text = _CODE.sub(lambda match: self._code(where, match), text)
-        return _CODE_LINK.sub(lambda match: self._code_link(path, match), text)
+        return self._with_lines(path, text)
 
     def _output(self, command: str) -> str:
         """Return what a command prints. Each command is run once.
@@ -187,6 +187,10 @@ class Builder:
         if self.is_check and new != match[0]:
             self._differs(where, f"{source} {name}", match[0], new)
         return new
+
+    def _with_lines(self, path: Path, text: str) -> str:
+        """Return a page whose code links have the lines of now."""
+        return _CODE_LINK.sub(lambda match: self._code_link(path, match), text)
 
     def _code_link(self, page: Path, match: re.Match[str]) -> str:
         """Return the link with the line at which its function begins now."""

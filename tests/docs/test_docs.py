@@ -154,3 +154,10 @@ def test_a_link_to_code_gets_the_line_of_its_function(build, monkeypatch, tmp_pa
     assert "+[`Loop.step`](loop.py#L5)" in builder.problems[0]
     with pytest.raises(ValueError, match=r"loop.py has no Loop.stop"):
         built(build, monkeypatch, tmp_path, "[`Loop.stop`](loop.py#L1)", "")
+    translation = tmp_path / "docs/zh/page.md"
+    translation.parent.mkdir(parents=True)
+    (tmp_path / "docs/page.md").write_text("[`Loop`](../loop.py#L4)")
+    translation.write_text("见 [`Loop`](../../loop.py#L1)。", encoding="utf-8")
+    monkeypatch.setattr(build.chinese, "ROOT", tmp_path)
+    build.Builder().page(translation)
+    assert translation.read_text(encoding="utf-8") == "见 [`Loop`](../../loop.py#L4)。"
