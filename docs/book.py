@@ -42,7 +42,7 @@ from docs.chinese import chinese, english, slug
 from milestone_llm.cli import Formatter, ended_in_one_line
 from milestone_llm.consoles import console
 from milestone_llm.core.errors import InputError
-from milestone_llm.lab.explorer.page import Run, write_page
+from milestone_llm.lab.explorer.page import Run, chinese_words, write_page
 from milestone_llm.lab.playground.browser.files import COURSES
 from milestone_llm.lab.playground.browser.pack import has_npm, pack
 from milestone_llm.lab.playground.service import presets
@@ -67,6 +67,7 @@ WORDS = {
         "theme": "dark or light",
         "here": "on this page",
         "nothing": "Nothing is found.",
+        "query": "",
         "answers": "Answers",
         "begin": "Begin here",
         "all": "For all chapters",
@@ -87,6 +88,7 @@ WORDS = {
         "theme": "深色或浅色",
         "here": "本页内容",
         "nothing": "没有找到。",
+        "query": "?lang=zh",
         "answers": "答案",
         "begin": "从这里开始",
         "all": "各章都用到",
@@ -255,7 +257,13 @@ class Book:
         file = PurePosixPath(normpath(page.parent / path))
         if (ROOT / file).exists() and file not in self.wanted:
             self.wanted.append(file)
+        if file == REPLAYS:  # its first page has links to the others
+            for each in sorted((ROOT / REPLAYS).glob("*.html")):
+                self._link(each.name, REPLAYS / "of")
+            file = REPLAYS / "index.html"
         there = relpath(target(file), target(page).parent)
+        if file.parent == REPLAYS:
+            there += WORDS[language_of(page)]["query"]
         return f"{there}#{anchor}" if anchor else there
 
     def _frame(self, page: PurePosixPath, found: re.Match[str]) -> str:
@@ -269,12 +277,14 @@ class Book:
             return f'<p><a href="{up}/{SCENE}#{place}">{words["happen"]}</a></p>'
         if question is None:
             return ""
+        table = chinese_words() if language_of(page) == CHINESE else {}
         if question.endswith(".html"):
             recorded = PurePosixPath("docs", question)
             title = re.search("<title>(.*?)</title>", (ROOT / recorded).read_text(encoding="utf-8"))
             address = self._link(relpath(recorded, page.parent), page)
             title_words = html.unescape(title[1]) if title else question
-            return _figure(title_words, address, words).replace(">", f" {RECORDED}>", 1)
+            figure = _figure(table.get(title_words, title_words), address, words)
+            return figure.replace(">", f" {RECORDED}>", 1)
         preset = next((each for each in presets() if each["question"] == question), None)
         if preset is None:
             raise InputError(f"{page}: no preset of the playground asks {question!r}")
@@ -287,9 +297,11 @@ class Book:
         link = ""
         if self.has_playground:
             play = relpath("play/index.html", target(page).parent)
-            link = f' <a href="{play}{html.escape(setting.to_link())}">{words["change"]}</a>'
-        address = relpath(place, target(page).parent)
-        return _figure(question, address, words, link, _figures(setting, outcomes))
+            link = f' <a href="{play}{words["query"]}{html.escape(setting.to_link())}">'
+            link += f"{words['change']}</a>"
+        address = relpath(place, target(page).parent) + words["query"]
+        title = table.get(question, question)
+        return _figure(title, address, words, link, _figures(setting, outcomes, table))
 
     def _sizing(self, page: PurePosixPath) -> str:
         """Return the sliders of docs/sizing.md."""
@@ -375,9 +387,10 @@ class Book:
     def _nav(self, page: PurePosixPath | None, up: str) -> Iterator[str]:
         words = WORDS[language_of(page)]
         if self.has_playground:
-            yield f'<a class="play" href="{up}/play/index.html">{words["play"]}</a>'
+            yield f'<a class="play" href="{up}/play/index.html{words["query"]}">{words["play"]}</a>'
             links = (
-                f'<a href="{up}/play/index.html#course={name}">{name.capitalize()}</a>'
+                f'<a href="{up}/play/index.html{words["query"]}#course={name}">'
+                f"{name.capitalize()}</a>"
                 for name in COURSES
             )
             yield f'<p class="courses">{words["courses"]}{"".join(links)}</p>'
@@ -447,6 +460,7 @@ def broken_links(pages: Mapping[PurePosixPath, str], folder: Path) -> Iterator[s
                     yield f"{place}: {address} is not in the book"
                 continue
             path, _, anchor = address.partition("#")
+            path = path.partition("?")[0]
             there = PurePosixPath(normpath(place.parent / path)) if path else place
             if not (folder / there).is_file():
                 yield f"{place}: there is no {address}"
@@ -485,11 +499,12 @@ def _figure(
     )
 
 
-def _figures(setting: Setting, outcomes: Sequence[Outcome]) -> str:
+def _figures(setting: Setting, outcomes: Sequence[Outcome], table: Mapping[str, str]) -> str:
     """Return the figures that a preset's answer is about, as a table."""
     names = [claim.partition(":")[0] for claim in setting.shows]
     lines = (
-        f"<tr><th>{FIGURES[name]}" + "".join(f"<td>{each.figures[name]:.3g}" for each in outcomes)
+        f"<tr><th>{table.get(FIGURES[name], FIGURES[name])}"
+        + "".join(f"<td>{each.figures[name]:.3g}" for each in outcomes)
         for name in names
     )
     titles = "".join(f"<th>{html.escape(each.label)}" for each in outcomes)

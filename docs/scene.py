@@ -25,7 +25,7 @@ from milestone_llm.lab.playground.setting import VOCAB_SIZE
 
 ASSETS = Path(__file__).parent / "book"
 WORDS = ASSETS / "words.json"
-SCRIPTS = ("dom", "run", "reader", "timeline")
+SCRIPTS = ("words", "dom", "run", "reader", "timeline")
 
 STORY = (
     "A small island has a lighthouse. Its keeper, Anna, is old and goes to bed early. Her dog, "

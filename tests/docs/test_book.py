@@ -49,6 +49,15 @@ def test_the_book_has_every_chapter_with_its_tables_and_its_code(book):
     assert 'href="../milestone_llm/core/engine_core.py.html#L' in docs
 
 
+def test_the_chinese_book_opens_replays_in_chinese(book):
+    home = book.pages[PurePosixPath("README.zh.html")]
+    assert 'href="docs/pages/index.html?lang=zh"' in home
+    assert 'src="docs/pages/m2.html?lang=zh#embed"' in home
+    chapter = book.pages[PurePosixPath("docs/zh/m1_single.html")]
+    assert 'static-batch-waste.html?lang=zh#embed" title="静态批处理浪费什么？"' in chapter
+    assert "lang=zh" not in book.pages[PurePosixPath("docs/m1_single.html")]
+
+
 def test_a_page_of_the_book_asks_no_other_server(book):
     for place, text in book.pages.items():
         loaded = re.findall(r'<(?:script|iframe|img|link)\b[^>]*?(?:src|href)="([^"]*)"', text)

@@ -18,7 +18,7 @@ import m2_batching
 import m3_paged
 import m5_kernels
 from helpers.engines import every_milestone, greedy, make_engine
-from helpers.pages import Opened, assert_whole_and_accessible
+from helpers.pages import ENGLISH, Opened, assert_whole_and_accessible
 from helpers.read_back import ReadBackRunner
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.lab.explorer import __main__ as explore
@@ -26,6 +26,7 @@ from milestone_llm.lab.explorer.live import LiveTrace
 from milestone_llm.lab.explorer.page import (
     LiveSource,
     Run,
+    chinese_words,
     explorer_html,
     in_the_page_of_today,
     write_page,
@@ -543,3 +544,28 @@ def test_a_live_page_asks_for_the_key_grows_with_the_run_and_runs_no_markup(brow
         assert not [url for url in opened.requests if not url.startswith((server.url, "data:"))]
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("name", ["m2", "m3"])
+def test_a_page_is_in_chinese_if_its_address_says_so(browser, name):
+    opened = Opened(browser, (PAGES / f"{name}.html").as_uri() + "?lang=zh")
+    assert opened.page.get_attribute("html", "lang") == "zh-Hans"
+    said = set(opened(ENGLISH))
+    opened("() => toggleHelp()")
+    for _ in range(12):
+        opened("() => jump(1)")
+        said |= set(opened(ENGLISH))
+    opened("() => toggleGuess()")
+    opened.page.click("#check")
+    said |= set(opened(ENGLISH))
+    assert said == set()
+    opened.page.set_viewport_size({"width": 390, "height": 900})
+    assert opened("() => document.documentElement.scrollWidth") == 390
+    assert opened.errors == []
+
+
+def test_a_chinese_text_has_a_place_for_each_number_and_name_of_the_english():
+    for english, chinese in chinese_words().items():
+        holes = [re.findall(r"\{\d?n?\}", text) for text in (english, chinese)]
+        assert len(holes[0]) == len(holes[1]), english
+        assert not re.search(r"[,;:?!] ?[\u4e00-\u9fff]", chinese), chinese

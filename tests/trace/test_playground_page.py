@@ -251,3 +251,15 @@ def test_other_sites_and_bad_bodies_are_turned_away(headers, body, status, serve
     assert "frame-ancestors 'none'" in answer.getheader("Content-Security-Policy")
     assert "require-trusted-types-for 'script'" in answer.getheader("Content-Security-Policy")
     connection.close()
+
+
+def test_in_chinese_it_keeps_its_language_and_asks_the_presets_questions(browser, serve):
+    opened = Opened(browser, f"{serve()}?lang=zh")
+    opened.page.select_option("#play-preset", label="谁会饿死？")
+    assert figures(opened)
+    opened("() => byId('play-tell').click()")
+    assert opened.page.inner_text("#play-answer").startswith("r2 不急（优先级 5）")
+    assert "平均，秒" in opened.page.inner_text("#play-figures")
+    opened.page.wait_for_function("() => location.hash.length > 1")
+    assert opened("() => location.search") == "?lang=zh"
+    assert opened.errors == []

@@ -28,7 +28,18 @@ from milestone_llm.trace.text import request_color, token_text
 
 from .live import PageLines
 
-SCRIPTS = ("dom", "run", "reader", "timeline", "memory", "panels", "device", "guess", "main")
+SCRIPTS = (
+    "words",
+    "dom",
+    "run",
+    "reader",
+    "timeline",
+    "memory",
+    "panels",
+    "device",
+    "guess",
+    "main",
+)
 MAX_TRACES = 2
 NO_TEXTS: Mapping[str, str] = {}
 
@@ -174,6 +185,7 @@ def script_of(names: Iterable[str], before: str = "") -> str:
     """Return scripts of the page as one, with another one before them."""
     colors = json.dumps([request_color(index) for index in range(24)])
     first = f'"use strict";\nconst REQUEST_COLORS = {colors};'
+    first += f"\nconst CHINESE = {json.dumps(chinese_words(), ensure_ascii=False)};"
     return "\n".join(
         [first, *([before] if before else []), *(_asset(f"{name}.js") for name in names)]
     )
@@ -211,6 +223,12 @@ def shortened(prompt: str) -> str:
     if len(text) <= 160:
         return text
     return f"{text[:60].rpartition(' ')[0]} … {text[-96:].partition(' ')[2]}"
+
+
+def chinese_words() -> dict[str, str]:
+    """Return the Chinese of what the pages say in English. words.js says how it is used."""
+    table: dict[str, str] = json.loads(_asset("chinese.json"))
+    return table
 
 
 def _hash(text: str) -> str:

@@ -146,7 +146,7 @@ function makeMemory(view) {
     context.font = "12px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.fillStyle = css("--soft");
-    context.fillText("host memory (swapped out)", 0, top + 13);
+    context.fillText(inLanguage("host memory (swapped out)"), 0, top + 13);
     host.forEach(([name, count], index) => {
       const y = top + 26 + index * (s + 4);
       context.fillStyle = css("--text");

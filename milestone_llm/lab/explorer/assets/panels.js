@@ -69,7 +69,7 @@ function batchTable(view, record) {
     ["th.n", "td.n", "cached", (row) => row.num_cached_tokens || "–"],
     ["th", "td", unit === "block" ? "block table" : unit, (row) => blockTable(run, row)],
     ["th.n", "td.n", "sampled", (row) => row.sampled_token ?? "–"],
-    ["th", "td.text", "text", (row) => (row.sampled_token === null ? "" : JSON.stringify(run.meta.texts[row.sampled_token] ?? ""))],
+    ["th", "td.text", "text", (row) => el("span", { translate: "no" }, row.sampled_token === null ? "" : JSON.stringify(run.meta.texts[row.sampled_token] ?? ""))],
   ].filter(([, , title]) => {
     if (title === "guessed") return record.batch.some((row) => row.num_draft_tokens);
     if (title === "allowed") return record.batch.some((row) => row.num_allowed_tokens);

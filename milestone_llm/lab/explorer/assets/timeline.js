@@ -211,8 +211,8 @@ function makeTimeline(view) {
     context.textBaseline = "top";
     context.fillStyle = css("--soft");
     LANES.forEach((name, lane) => {
-      context.fillText(name, 12, lane * LANE + 8);
-      context.fillText(`to ${most[lane].toLocaleString("en")}`, 12, lane * LANE + 22);
+      context.fillText(inLanguage(name), 12, lane * LANE + 8);
+      context.fillText(inLanguage(`to ${most[lane].toLocaleString("en")}`), 12, lane * LANE + 22);
     });
     const stacks = layers();
     clipped(context, lanes.height, () => {

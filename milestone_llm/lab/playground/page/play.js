@@ -3,7 +3,7 @@
 // lab.setting is what `Setting` in setting.py is, with its defaults filled in; lab.head is the first
 // line of the answer: figures and problems of the sides. The explorer draws the runs.
 
-const lab = { course: "", setting: null, data: null, head: null, isAsked: false, isDue: false, drag: null };
+const lab = { course: "", setting: null, data: null, head: null, isAsked: false, isDue: false, told: "", drag: null };
 const LATE_MS = 300;
 const NUMBERS = { arrival: "at, s", prompt: "prompt", output: "output", priority: "priority", shared: "shared" };
 const DICE = { count: ["how many", 12], rate: ["a second", 1], seed: ["seed", 0], prompt: ["prompt", 16], prompt_to: ["to", 128], output: ["output", 16], output_to: ["to", 128] };
@@ -54,8 +54,9 @@ function showAnswer(text) {
   const told = sides.filter((side) => side.problem).map(({ label, problem, where, step }) =>
     `${label}${step === null ? "" : `, step ${step}`}: ${problem}${where && `\n    ${where}`}`);
   const broken = isKept ? null : runs.find((run, index) => sides[index].problem && run.records.length);
-  if (broken && byId("play-problem").textContent !== told.join("\n")) moveTo(stepBegin(broken, broken.records.length - 1, state.axis));
+  if (broken && lab.told !== told.join("\n")) moveTo(stepBegin(broken, broken.records.length - 1, state.axis));
   showProblems(told);
+  lab.told = told.join("\n");
   if (!isKept) drawFigures(sides);
   byId("play-formula").textContent = formula;
   clearTimeout(lab.timer); // a browser refuses hundreds of addresses a second
