@@ -300,8 +300,8 @@ class Book:
             link = f' <a href="{play}{words["query"]}{html.escape(setting.to_link())}">'
             link += f"{words['change']}</a>"
         address = relpath(place, target(page).parent) + words["query"]
-        title = table.get(question, question)
-        return _figure(title, address, words, link, _figures(setting, outcomes, table))
+        figures = _figures(setting, outcomes, table)
+        return _figure(table.get(question, question), address, words, link, figures)
 
     def _sizing(self, page: PurePosixPath) -> str:
         """Return the sliders of docs/sizing.md."""
@@ -499,11 +499,11 @@ def _figure(
     )
 
 
-def _figures(setting: Setting, outcomes: Sequence[Outcome], table: Mapping[str, str]) -> str:
+def _figures(setting: Setting, outcomes: Sequence[Outcome], translations: Mapping[str, str]) -> str:
     """Return the figures that a preset's answer is about, as a table."""
     names = [claim.partition(":")[0] for claim in setting.shows]
     lines = (
-        f"<tr><th>{table.get(FIGURES[name], FIGURES[name])}"
+        f"<tr><th>{translations.get(FIGURES[name], FIGURES[name])}"
         + "".join(f"<td>{each.figures[name]:.3g}" for each in outcomes)
         for name in names
     )

@@ -560,7 +560,7 @@ def test_a_page_is_in_chinese_if_its_address_says_so(browser, name):
     said |= set(opened(ENGLISH))
     assert said == set()
     opened.page.set_viewport_size({"width": 390, "height": 900})
-    assert opened("() => document.documentElement.scrollWidth") == 390
+    opened.page.wait_for_function("() => document.documentElement.scrollWidth === 390")
     assert opened.errors == []
 
 

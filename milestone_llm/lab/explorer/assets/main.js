@@ -213,7 +213,7 @@ function runFacts(run) {
     `policy ${run.records[0].policy}`,
     run.computed ? `${Math.round((100 * run.useful) / run.computed)} % of the computed positions useful` : "",
   ];
-  return facts.filter(Boolean).map(inLanguage).join(", ");
+  return facts.filter(Boolean).map(inLanguage).join(IS_CHINESE ? "，" : ", ");
 }
 
 function setAxis(axis) {
