@@ -7,7 +7,7 @@ const NAMES_OF_WORDS = ["title", "aria-label", "aria-valuetext", "placeholder"];
 const patterns = [];
 const translations = new Map(); // of what was asked for
 
-// More of the table: a page's own words.
+// Before anything is translated: what has no translation is remembered, too.
 function addChinese(table) {
   for (const [key, value] of Object.entries(table)) {
     translations.set(key, value);
