@@ -123,7 +123,8 @@ class LLMEngine(BaseEngine):
         config = with_swap_space(config, loaded.model, num_blocks)
         parts = backend.scheduler_parts or {}
         groups = None
-        if group.size == 1:
+        wants_groups = config.disable_hybrid_kv_cache_manager is False
+        if group.size == 1 and (wants_groups or device.type != "cuda"):
             groups = choose_groups(loaded.model.config, config, max_model_len, num_blocks)
         if groups is not None:  # some layers have a window, and give blocks back
             num_blocks = groups.num_blocks(num_blocks)
