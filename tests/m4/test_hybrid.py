@@ -172,10 +172,9 @@ def test_a_prompt_holds_its_window_and_a_chunk_and_never_waits_for_blocks_under_
     assert most <= 5  # ceil((6 - 1 + 8 + 1) / 4) + 1
 
 
-@pytest.mark.parametrize("num_blocks", range(16, 34))
-@pytest.mark.parametrize("chunk", [3, 6])
-def test_a_shared_block_that_goes_back_leaves_one_free_for_the_prompt_under_way(num_blocks, chunk):
-    # `b` begins in the window of `a`, and leaves it while `c` takes what is free.
+def begins_in_a_window(num_blocks, chunk):
+    """Return a life in which `a` has computed its prompt, with `a`, and with a `b` that begins as
+    `a` does and goes on for longer than the window."""
     life = hybrid_life(
         num_blocks, max_num_batched_tokens=2 * chunk + 3, long_prefill_token_threshold=chunk
     )
@@ -183,9 +182,27 @@ def test_a_shared_block_that_goes_back_leaves_one_free_for_the_prompt_under_way(
     life.add(a)
     while a.num_uncomputed_tokens > 1:
         life.plan()
-    b = request_of("b", prompt("ABCD", 20), max_tokens=1)
+    return life, a, request_of("b", prompt("ABCD", 20), max_tokens=1)
+
+
+@pytest.mark.parametrize("num_blocks", range(16, 34))
+@pytest.mark.parametrize("chunk", [3, 6])
+def test_a_shared_block_that_goes_back_leaves_one_free_for_the_prompt_under_way(num_blocks, chunk):
+    # `b` leaves the window of `a` while `c` takes what is free.
+    life, a, b = begins_in_a_window(num_blocks, chunk)
     life.run(b, *(of_length(f"c{n}", n, max_tokens=1) for n in (9, 5, 3, 2)))
     assert b.num_cached_tokens == 16
+    assert_tokens([a, b])
+
+
+@pytest.mark.parametrize(("num_blocks", "is_admitted"), [(15, False), (16, True)])
+def test_a_request_is_admitted_if_a_block_is_left_for_each_that_its_window_shares(
+    num_blocks, is_admitted
+):
+    life, a, b = begins_in_a_window(num_blocks, chunk=3)
+    life.add(b)
+    assert life.plan().admitted == ([b] if is_admitted else [])
+    life.run()
     assert_tokens([a, b])
 
 
