@@ -15,6 +15,7 @@ from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
 from milestone_llm.core.errors import PlanError
 from milestone_llm.core.kv import NULL_BLOCK, tables_of
 from milestone_llm.core.plan_rules import check_plan
+from milestone_llm.lab.families import build_small_model
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
 SIZE = 4
@@ -107,6 +108,26 @@ def test_tokens_are_those_of_huggingface(package, family, window, fields):
         assert [each.token_ids for each in outputs] == expected
     saved = engine.stats()["prefix_cache"]["saved_tokens"]
     assert engine.stats()["preemptions"] > 0 if fields is TIGHT else saved > 200
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds"),
+    [("ministral", "fwww"), ("olmo3", "wfwf"), ("exaone4", "wwwf"), ("cohere2", "wfwf")],
+)
+def test_further_families_with_windows_have_groups_and_the_same_tokens(family, kinds):
+    names = {"w": "sliding_attention", "f": "full_attention"}
+    model = build_small_model(family, layer_types=[names[kind] for kind in kinds]).double()
+    prompts = random_prompts([3, 21, 40])
+    prompts.append([*prompts[2][:30], 7, 7])
+    expected = [hf_generate(model, each, 8, eos_token_id=VOCAB_SIZE) for each in prompts]
+    engine = make_engine(
+        m4_prefix_chunked, model, max_model_len=64, block_size=4, max_num_batched_tokens=16
+    )
+    assert isinstance(engine.scheduler, HybridScheduler)
+    for _ in range(2):
+        outputs = engine.generate(prompts, greedy(8))
+        assert [each.token_ids for each in outputs] == expected
+    assert engine.stats()["prefix_cache"]["saved_tokens"] > 80
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
