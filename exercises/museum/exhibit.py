@@ -33,6 +33,7 @@ SWITCHES: dict[str, dict[str, object]] = {
     "more memory": {"kv_cache_tokens": 1024},
     "no pipelining": {"async_scheduling": False},
     "no guesses": {"speculation": None},
+    "one group of layers": {"disable_hybrid_kv_cache_manager": True},
 }
 """Options to switch, from outside, in order to find the part of the engine that has a bug."""
 
@@ -173,7 +174,8 @@ class Exhibit:
         tokens."""
         fields = importlib.import_module(self.milestone).EngineConfig.__dataclass_fields__
         now = {name: each.default for name, each in fields.items()}
-        now |= {"async_scheduling": False, **CONFIG, **self.config}  # on a CPU
+        now |= {"async_scheduling": False}  # on a CPU
+        now |= {"disable_hybrid_kv_cache_manager": True, **CONFIG, **self.config}
         return {
             text: self._is_right(switch, tokens)
             for text, switch in SWITCHES.items()

@@ -1,13 +1,17 @@
 """Invariants of every trace of a correct engine. Each function yields the steps that break one.
 
 Together they catch all exhibits. So for an engine in development, a test that checks them on random
-traffic is useful. `check_invariants=True` checks only the first of them.
+traffic is useful. `check_invariants=True` checks only the first of them. Those of found blocks are
+for one group of layers.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
+from milestone_llm.core.kv import NULL_BLOCK
 
 from .exhibit import Finding, Run, words
 
@@ -56,6 +60,20 @@ def given_blocks_are_free(run: Run) -> Iterator[Finding]:
         owners |= {row.request_id: row.blocks or [] for row in record.batch}
         for change in record.finished:
             owners.pop(change["request_id"], None)
+
+
+def seen_blocks_are_held(run: Run) -> Iterator[Finding]:
+    """Check that a row has every block that its first token sees, in each group of layers."""
+    size = run.engine.config.block_size
+    windows = LayerGroups.of_config(run.engine.model.config).windows
+    for record in run.records:
+        for row in record.batch:
+            tables = [row.blocks, *row.further_blocks]
+            for window, table in zip(windows, tables, strict=False):  # one table without groups
+                first = 0 if window is None else max(0, row.start - window + 1)
+                if NULL_BLOCK in table[first // size :]:
+                    computes = f"{row.request_id} computes token {row.start}, which sees {first}"
+                    yield record.step, f"{computes}, and has given that block back"
 
 
 def beginnings_outlive(run: Run) -> Iterator[Finding]:

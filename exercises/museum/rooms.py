@@ -50,6 +50,9 @@ ROOMS = {
         "beginnings_go_first": "The cache is full, and nothing is found in it",
         "planned_too_long": "A step fails under load, when somebody is resumed",
     },
+    "KV with several lifetimes": {
+        "one_token_early": "Long answers go wrong, and short ones never",
+    },
 }
 """By room: an exhibit's file, and what a user reported."""
 
@@ -63,7 +66,13 @@ BY_SYMPTOM = {
         "given_away",
     ),
     "Wrong tokens, only with guesses": ("past_the_end",),
-    "Right at first, then not": ("asked_again", "second_turn", "crafted_prompt", "recycled_row"),
+    "Right at first, then not": (
+        "asked_again",
+        "second_turn",
+        "crafted_prompt",
+        "recycled_row",
+        "one_token_early",
+    ),
     "Right until memory is short": ("anothers_words", "seam", "withdrawn_row", "planned_too_long"),
     "Stuck or slow, while memory is free": (
         "free_blocks_fall",

@@ -42,6 +42,7 @@ WRONG = {
     "withdrawn_row": {"a"},
     "given_away": {"a", "b"},
     "planned_too_long": {"b"},
+    "one_token_early": {"long"},
 }
 """Whose tokens are not those of the correct engine; in the other exhibits nobody's."""
 INVARIANTS = [
