@@ -19,6 +19,7 @@ from milestone_llm.trace.tracer import Tracer
 from .config import EngineConfig
 from .hybrid.hybrid_cache import HybridScheduler, choose_groups
 from .hybrid.hybrid_runner import HybridBlockCache, HybridModelRunner
+from .hybrid.layer_groups import LayerGroups
 from .scheduler import Scheduler
 from .verification import sample_and_verify
 
@@ -56,7 +57,8 @@ class LLMEngine(BaseEngine):
         )
         config = with_swap_space(config, loaded.model, num_blocks)
         sample = sample_and_verify if config.speculation else sample_rows
-        groups = choose_groups(loaded.model.config, config, max_model_len, num_blocks)
+        layers = LayerGroups.of_config(loaded.model.config)
+        groups = choose_groups(layers, config, max_model_len, num_blocks)
         if groups is not None:  # some layers have a window, and give blocks back
             num_blocks = groups.num_blocks(num_blocks)
             scheduler: Scheduler = HybridScheduler(config, max_model_len, num_blocks, groups)

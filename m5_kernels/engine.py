@@ -23,6 +23,7 @@ from m3_paged.kv_memory import fit_kv_memory, with_swap_space
 from m4_prefix_chunked.engine import USEFUL_KV
 from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler, choose_groups
 from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
+from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
 from m4_prefix_chunked.scheduler import Scheduler
 from milestone_llm.core.engine_core import ModelRunner as AnyRunner
 from milestone_llm.core.plan import StepPlan
@@ -125,7 +126,8 @@ class LLMEngine(BaseEngine):
         groups = None
         wants_groups = config.disable_hybrid_kv_cache_manager is False
         if group.size == 1 and (wants_groups or device.type != "cuda"):
-            groups = choose_groups(loaded.model.config, config, max_model_len, num_blocks)
+            layers = LayerGroups.of_config(loaded.model.config)
+            groups = choose_groups(layers, config, max_model_len, num_blocks)
         if groups is not None:  # some layers have a window, and give blocks back
             num_blocks = groups.num_blocks(num_blocks)
             check_rows(config.max_num_seqs, max_model_len, config.block_size, device, len(groups))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from m3_paged.preemption import Preempter
 from m4_prefix_chunked.caching_pool import CachingBlockPool
@@ -182,7 +181,7 @@ def longest_reach(config: EngineConfig) -> int:
 
 
 def choose_groups(
-    model_config: Any, config: EngineConfig, max_model_len: int, num_blocks: int
+    groups: LayerGroups, config: EngineConfig, max_model_len: int, num_blocks: int
 ) -> LayerGroups | None:
     """Return the groups of a model's layers; None: one manager keeps all blocks of all layers.
 
@@ -191,7 +190,6 @@ def choose_groups(
 
     num_blocks: blocks of all layers that memory holds.
     """
-    groups = LayerGroups.of_config(model_config)
     is_off = config.disable_hybrid_kv_cache_manager or config.preemption == "swap"
     if len(groups) == 1 or is_off or config.scheduler is not None:
         return None

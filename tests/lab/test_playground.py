@@ -32,6 +32,7 @@ from milestone_llm.trace.jsonl import read_run
 from milestone_llm.trace.records import StepRecord
 
 PRESETS = {preset["question"]: Setting.of(preset) for preset in presets()}
+GROUPED = PRESETS["What do layers with a window give back?"]
 PAGED = Side("m3_paged", {"max_model_len": 64, "kv_cache_tokens": 96, "max_num_seqs": 4})
 CROWD = Setting([RequestSpec(0.1 * i, 12 + i, 24) for i in range(5)], [PAGED])
 """Not all of them fit into memory."""
@@ -64,20 +65,25 @@ def plan_of(record: StepRecord) -> dict[str, Any]:
         replace(CROWD, sides=[replace(PAGED, fields={**PAGED.fields, "preemption": "swap"})]),
         one_side("What does a common beginning save?"),
         one_side("Should one prompt take a whole step?"),
+        replace(GROUPED, sides=GROUPED.sides[1:]),
     ],
-    ids=["m1", "m2", "m3", "m4 cache", "m4 chunks"],
+    ids=["m1", "m2", "m3", "m4 cache", "m4 chunks", "m4 groups"],
 )
 def test_an_engine_plans_the_same_steps(setting):
     """A request comes before a step here, and not at a time: this machine takes another time."""
     (outcome,) = run_setting(setting)
     assert outcome.problem == ""
     (side,) = setting.sides
-    scheduler, config = assemble(side.fields, side.engine)
+    scheduler, config = assemble(side.fields, side.engine, windows=setting.windows())
     fields = {name: getattr(config, name) for name in defaults_of(side.engine)}
     fields["max_model_len"] = scheduler.max_model_len
-    if hasattr(scheduler, "num_blocks"):
+    if hasattr(scheduler, "num_blocks") and config.kv_cache_tokens is None:
         fields["kv_cache_tokens"] = scheduler.num_blocks * config.block_size
     model = build_tiny_model("llama", max_position_embeddings=MAX_MODEL_LEN)
+    if setting.layers:
+        kinds = ["sliding_attention" if each else "full_attention" for each in setting.windows()]
+        layers = {"num_hidden_layers": len(kinds), "layer_types": kinds, "sliding_window": 32}
+        model = build_tiny_model("gemma3", max_position_embeddings=MAX_MODEL_LEN, **layers)
     package = importlib.import_module(side.engine)
     engine = package.LLMEngine(model, device="cpu", trace="memory", **fields)
     steps = {name: each.step for each in outcome.records for name in each.arrived}
@@ -174,6 +180,12 @@ def test_what_an_engine_refuses_is_told_in_its_words(request_spec, side, told):
     assert told in outcome.problem
     assert outcome.records == []
     assert "\n" not in outcome.problem
+
+
+@pytest.mark.parametrize("layers", ["32, none", "0, all", "32,", "all," * 12 + "all"])
+def test_windows_that_are_none_are_refused(layers):
+    (outcome,) = run_setting(Setting([RequestSpec()], [Side()], layers=layers))
+    assert outcome.problem.startswith("layers must be up to 12 windows of tokens")
 
 
 @pytest.mark.parametrize(
@@ -279,7 +291,7 @@ def test_the_page_needs_no_tensors():
     """`make play` installs neither torch nor numpy, and a browser has none."""
     program = "import sys; sys.modules.update(dict.fromkeys(['numpy', 'torch', 'transformers']));"
     program += "from milestone_llm.lab.playground.service import Playground, presets;"
-    program += "assert Playground().run(presets()[0])"
+    program += "assert all(Playground().run(preset) for preset in (presets()[0], presets()[-1]))"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
 

@@ -76,9 +76,10 @@ def test_groups_have_one_window_and_equally_many_layers_except_the_last_of_a_kin
 def test_there_is_one_manager_of_all_layers_where_groups_cannot_be(fields, num_blocks):
     kinds = ["sliding_attention"] * 5 + ["full_attention"] * 2
     model = build_tiny_model("gemma3", num_hidden_layers=7, layer_types=kinds)
+    groups = LayerGroups.of_config(model.config)
     config = EngineConfig(block_size=16, **fields)
-    assert choose_groups(model.config, EngineConfig(block_size=16), 80, 64) is not None
-    assert choose_groups(model.config, config, 80, num_blocks) is None
+    assert choose_groups(groups, EngineConfig(block_size=16), 80, 64) is groups
+    assert choose_groups(groups, config, 80, num_blocks) is None
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])

@@ -30,7 +30,7 @@ ENGINES = {
     "m4_prefix_chunked": "M4 prefix, chunks",
 }
 VOCAB_SIZE = 199  # of the tiny models: their engines take the same prompts
-MAX_MODEL_LEN, MAX_REQUESTS = 8192, 200
+MAX_MODEL_LEN, MAX_REQUESTS, MAX_LAYERS = 8192, 200, 12
 _MEANINGLESS = {"dtype", "device", "seed", "trace", "check_invariants", "scheduler"}
 _MEANINGLESS |= {"gpu_memory_utilization", "aging_seconds"}
 
@@ -77,6 +77,8 @@ class Setting:
     requests: Annotated[list[RequestSpec], Field(min_length=1, max_length=MAX_REQUESTS)]
     sides: Annotated[list[Side], Field(min_length=1, max_length=2)]
     machine: str = "laptop"
+    layers: str = ""
+    """What the layers of M4's model see: "32, all" if half of them see a window of 32 tokens."""
     question: str = ""
     answer: str = ""
     shows: list[str] = field(default_factory=list)
@@ -97,6 +99,22 @@ class Setting:
     def to_link(self) -> str:
         """Return the fragment of an address with this setting."""
         return "#" + quote(self.to_json(), safe="{}[]:,")
+
+    def windows(self) -> list[int | None]:
+        """Return the windows of the layers; None: a layer sees all tokens.
+
+        Raises:
+            InputError: something else than windows and "all", or more layers than a page can show.
+        """
+        words = [word.strip() for word in self.layers.split(",")] if self.layers else []
+        if len(words) > MAX_LAYERS or not all(
+            re.fullmatch("all|[1-9][0-9]{0,5}", w) for w in words
+        ):
+            raise InputError(
+                f'layers must be up to {MAX_LAYERS} windows of tokens or "all", such as "32, all", '
+                f"got {self.layers!r}"
+            )
+        return [None if word == "all" else int(word) for word in words]
 
     def in_order(self) -> list[RequestSpec]:
         """Return the requests in order of arrival: the first is r0."""

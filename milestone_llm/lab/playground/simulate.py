@@ -177,7 +177,8 @@ def _run(
     scheduler_class: type[BaseScheduler] | None,
 ) -> None:
     machine = machine_named(setting.machine)
-    scheduler, config = assemble(fields, outcome.milestone, scheduler_class)
+    windows = setting.windows()
+    scheduler, config = assemble(fields, outcome.milestone, scheduler_class, windows)
     coming = deque(_requests_for(scheduler, setting.in_order()))
     clock = SimulatedClock(machine, getattr(config, "block_size", 1), Tracer(), now=coming[0][0])
     outcome.records, outcome.budget = clock.tracer.records, config.max_num_batched_tokens
@@ -198,9 +199,16 @@ def _run(
 
 
 def assemble(
-    given: Mapping[str, Any], milestone: str, own: type[BaseScheduler] | None = None
+    given: Mapping[str, Any],
+    milestone: str,
+    own: type[BaseScheduler] | None = None,
+    windows: Sequence[int | None] = (),
 ) -> tuple[BaseScheduler, Any]:
     """Return a scheduler and its config, as the engine of a milestone builds them.
+
+    Args:
+        own: replaces the milestone's scheduler.
+        windows: of the layers of M4's model; all see all tokens if there are none.
 
     Raises:
         InputError: errors of the engine's config, or more rows or blocks than a page can show.
@@ -224,6 +232,12 @@ def assemble(
         sizes += [num_blocks, config.num_host_blocks(num_blocks)]
     if max(sizes) > MAX_BLOCKS:
         raise InputError(f"here are at most {MAX_BLOCKS:,} rows and blocks, got {max(sizes):,}")
+    if windows and milestone == "m4_prefix_chunked" and own is None:
+        hybrid = importlib.import_module("m4_prefix_chunked.hybrid.hybrid_cache")
+        layers = hybrid.LayerGroups.of_windows(windows)
+        groups = hybrid.choose_groups(layers, config, length, *pool)
+        if groups is not None:
+            return hybrid.HybridScheduler(config, length, groups.num_blocks(*pool), groups), config
     return scheduler_class(config, length, *pool), config
 
 

@@ -78,7 +78,7 @@ async function openLink(link) {
 function wholeSetting(given) {
   const { requests, sides, ...rest } = structuredClone(given);
   return {
-    machine: "laptop", question: "", answer: "", shows: [], ...rest,
+    machine: "laptop", layers: "", question: "", answer: "", shows: [], ...rest,
     requests: requests.map((each) => ({ ...lab.data.request, ...each })),
     sides: sides.map((each) => ({ engine: "m4_prefix_chunked", fields: {}, ...each })),
   };
@@ -246,7 +246,7 @@ const columns = (cell) => lab.setting.sides.map((side, index) => el(cell, "AB"[i
 // A row for each field that one of the engines has, and in it a cell for each side.
 function drawSides() {
   const { engines, choices } = lab.data;
-  const { sides, machine } = lab.setting;
+  const { sides, machine, layers } = lab.setting;
   const choose = (attributes, entries, value) => Object.assign(el("select", attributes, options(entries)), { value });
   const cell = (name, side, of) => {
     const { defaults } = engineOf(side);
@@ -270,6 +270,7 @@ function drawSides() {
   const machines = { [machine]: machine, ...lab.data.machines }; // a link of docs/sizing.md names another
   byId("play-machine").replaceChildren(...options(Object.entries(machines)));
   byId("play-machine").value = machine;
+  byId("play-layers").value = layers;
 }
 
 function changeField({ dataset: { field, of }, value }) {
@@ -306,7 +307,7 @@ function connectPlay() {
     if (target.form) return; // numbers for the dice
     if (target.dataset.field) changeField(target);
     else if (target.dataset.number) requestOfRow(target)[target.dataset.number] = Number(target.value);
-    else lab.setting.machine = target.value;
+    else lab.setting[target.id === "play-layers" ? "layers" : "machine"] = target.value;
     becomeOnesOwn();
     lab.isDue = true;
     setTimeout(changed); // by then Tab has moved the focus
