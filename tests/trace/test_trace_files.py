@@ -119,7 +119,8 @@ def test_the_command_writes_one_file_with_everything_in_it(tmp_path, capsys):
     text = page.read_text(encoding="utf-8")
     assert "<title>one (m3_paged) beside two (m3_paged)</title>" in text
     assert "src=" not in text
-    assert "http:" not in text and "https:" not in text
+    assert "http:" not in text
+    assert "https:" not in text
 
 
 @every_milestone
