@@ -31,7 +31,7 @@ _HEAD = re.compile(r"<!-- follows \S+, blob (\w+) -->\n+")
 _BLOCK = re.compile(
     r"<!-- (?:measured|table): .*?<!-- end -->"
     r"|(?:<!-- (?:run|code): [^>]*-->\n\n)?^```.*?^```$"
-    r"|<!-- (?:run|code|draw|replay): .*?-->",
+    r"|<!-- (?:run|code|draw|replay|scene): .*?-->",
     re.S | re.M,
 )
 _HEADING = re.compile(r'^(?P<level>#+) (?:<a id="[^"]*"></a>)?(?P<words>.*)$', re.M)
