@@ -52,8 +52,8 @@ from milestone_llm.lab.playground.sizing import page_data
 
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = Path(__file__).parent / "book"
-SCENE = PurePosixPath("index.html")
 ENGLISH, CHINESE = "en", "zh-Hans"
+SCENE = {ENGLISH: PurePosixPath("index.html"), CHINESE: PurePosixPath("index.zh.html")}
 FIRST = {
     ENGLISH: [PurePosixPath("README.md"), PurePosixPath("docs/README.md")],
     CHINESE: [PurePosixPath("README.zh.md"), PurePosixPath("docs/zh/README.md")],
@@ -157,7 +157,8 @@ class Book:
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.wanted:  # the list grows meanwhile
             self._write_file(path)
-        self._write_scene()
+        for language in SCENE:
+            self._write_scene(language)
         style = (ASSETS / "book.css").read_text(encoding="utf-8")
         for scope, name in STYLES.items():
             style += HtmlFormatter(style=name).get_style_defs(f"{scope}.code") + "\n"
@@ -169,24 +170,25 @@ class Book:
             raise InputError("links that lead nowhere:\n" + "\n".join(broken))
         return len(self.wanted)
 
-    def _write_scene(self) -> None:
-        """Write the first page."""
+    def _write_scene(self, language: str) -> None:
+        """Write the first page for the readers of a language."""
+        words, (readme, index) = WORDS[language], FIRST[language]
+        play = f"play/index.html{words['query']}" if self.has_playground else ""
         links = {
-            "playground": "play/index.html" if self.has_playground else "docs/playground.html",
-            "course": "play/index.html" if self.has_playground else "exercises/index.html",
-            "chapter": "docs/m1_single.html",
+            "playground": play or "docs/playground.html",
+            "course": play or "exercises/index.html",
+            "chapter": f"{index.parent}/m1_single.html",
             "museum": "docs/museum.html",
             "live page": "docs/using.html#serve-it",
-            "all chapters": "docs/index.html",
-            "install and run": "README.html#start",
+            "all chapters": str(target(index)),
+            "install and run": f"{target(readme)}#start",
         }
         shutil.copy(ASSETS / "scene.css", self.folder)
         (self.folder / "scene.js").write_text(scene.script(), encoding="utf-8")
         head = '<link rel="stylesheet" href="scene.css">'
-        body = scene.body(links, self.has_playground) + '<script src="scene.js" defer></script>'
-        self._write_page(
-            SCENE, "An LLM inference engine in five milestones", head + body, wide=True
-        )
+        body = scene.body(links, self.has_playground, str(index.parent))
+        body = f'{head}{body}<script src="scene.js" defer></script>'
+        self._write_page(SCENE[language], words["name"], body, language, wide=True)
 
     def _write_file(self, path: PurePosixPath) -> None:
         whole = ROOT / path
@@ -269,15 +271,16 @@ class Book:
     def _frame(self, page: PurePosixPath, found: re.Match[str]) -> str:
         """Return a replay, which replaces the comment that asks for it."""
         question, place = found["replay"], found["scene"]
-        words = WORDS[language_of(page)]
+        language = language_of(page)
+        words = WORDS[language]
         if found["sizing"]:
             return self._sizing(page)
         if place is not None:
             up = relpath(".", target(page).parent)
-            return f'<p><a href="{up}/{SCENE}#{place}">{words["happen"]}</a></p>'
+            return f'<p><a href="{up}/{SCENE[language]}#{place}">{words["happen"]}</a></p>'
         if question is None:
             return ""
-        table = chinese_words() if language_of(page) == CHINESE else {}
+        table = chinese_words() if language == CHINESE else {}
         if question.endswith(".html"):
             recorded = PurePosixPath("docs", question)
             title = re.search("<title>(.*?)</title>", (ROOT / recorded).read_text(encoding="utf-8"))
@@ -339,28 +342,29 @@ class Book:
     def _write(
         self, page: PurePosixPath, title: str, body: str, *, toc: str = "", wide: bool = False
     ) -> None:
-        self._write_page(target(page), title, body, page, toc=toc, wide=wide)
+        language = language_of(page)
+        self._write_page(target(page), title, body, language, page, toc=toc, wide=wide)
 
     def _write_page(
         self,
         place: PurePosixPath,
         title: str,
         body: str,
+        language: str,
         page: PurePosixPath | None = None,
         *,
         toc: str = "",
         wide: bool = False,
     ) -> None:
         up = relpath(".", place.parent)
-        language = language_of(page)
         parts = {
             **WORDS[language],
             "lang": language,
-            "switch": self._switch(page),
+            "switch": self._switch(place, language, page),
             "home": str(target(FIRST[language][0])),
             "title": html.escape(title),
             "up": up,
-            "nav": "".join(self._nav(page, up)),
+            "nav": "".join(self._nav(page, up, language)),
             "toc": toc,
             "foot": "".join(self._neighbours(page, up)) if page else "",
             "kind": "wide-page" if wide else "",
@@ -371,21 +375,21 @@ class Book:
         (self.folder / place).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / place).write_text(text, encoding="utf-8")
 
-    def _switch(self, page: PurePosixPath | None) -> str:
+    def _switch(self, place: PurePosixPath, language: str, page: PurePosixPath | None) -> str:
         """Return a link to the page in the other language, if there is one."""
-        if page is None:
-            return ""
-        original = english(ROOT / page)
-        other = chinese(ROOT / page) if original == ROOT / page else original
-        if not other.is_file():
-            return ""
-        there = relpath(target(PurePosixPath(relpath(other, ROOT))), target(page).parent)
-        language = next(each for each in WORDS if each != language_of(page))
-        name = WORDS[language_of(page)]["other"]
-        return f'<a id="language" lang="{language}" href="{there}">{name}</a>'
+        other_language = next(each for each in WORDS if each != language)
+        other_place = SCENE[other_language]
+        if page is not None:
+            original = english(ROOT / page)
+            other = chinese(ROOT / page) if original == ROOT / page else original
+            if not other.is_file():
+                return ""
+            other_place = target(PurePosixPath(relpath(other, ROOT)))
+        there, name = relpath(other_place, place.parent), WORDS[language]["other"]
+        return f'<a id="language" lang="{other_language}" href="{there}">{name}</a>'
 
-    def _nav(self, page: PurePosixPath | None, up: str) -> Iterator[str]:
-        words = WORDS[language_of(page)]
+    def _nav(self, page: PurePosixPath | None, up: str, language: str) -> Iterator[str]:
+        words = WORDS[language]
         if self.has_playground:
             yield f'<a class="play" href="{up}/play/index.html{words["query"]}">{words["play"]}</a>'
             links = (
@@ -395,8 +399,8 @@ class Book:
             )
             yield f'<p class="courses">{words["courses"]}{"".join(links)}</p>'
         here = "" if page else ' aria-current="page"'
-        yield f'<ol><li><a href="{up}/{SCENE}"{here}>{words["scene"]}</a></ol>'
-        for title, pages in self.groups[language_of(page)]:
+        yield f'<ol><li><a href="{up}/{SCENE[language]}"{here}>{words["scene"]}</a></ol>'
+        for title, pages in self.groups[language]:
             yield f"<h2>{html.escape(title)}</h2><ol>"
             for each in pages:
                 here = ' aria-current="page"' if each == page else ""
@@ -415,9 +419,9 @@ class Book:
                     yield f'<a href="{up}/{target(chapters[other])}">{name}</a>'
 
 
-def language_of(page: PurePosixPath | None) -> str:
-    """Return the language of a page's prose. None: of the scene."""
-    return CHINESE if page and english(ROOT / page) != ROOT / page else ENGLISH
+def language_of(page: PurePosixPath) -> str:
+    """Return the language of a page's prose."""
+    return CHINESE if english(ROOT / page) != ROOT / page else ENGLISH
 
 
 def contents(language: str = ENGLISH) -> list[tuple[str, list[PurePosixPath]]]:

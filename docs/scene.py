@@ -12,6 +12,7 @@ import html
 import json
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ SIDES = [
         "name": "static batch",
         "told": "Three requests are one batch until the longest has ended. Rows of those that "
         "ended are computed on as padding (hatched), and all others wait.",
-        "chapter": "docs/m1_single.html",
+        "chapter": "m1_single.html",
         "course": "m2",
     },
     {
@@ -65,7 +66,7 @@ SIDES = [
         "name": "continuous",
         "told": "Who runs is decided at every step: a row that is free goes to the next request at "
         "once. But each of three regions is kept for the longest request there may be.",
-        "chapter": "docs/m2_batching.html",
+        "chapter": "m2_batching.html",
         "course": "m2",
     },
     {
@@ -74,7 +75,7 @@ SIDES = [
         "name": "paged",
         "told": "The same memory in 24 blocks of 16 tokens. A request takes one when it needs it, "
         "so more of them run, and a block table says where its tokens are.",
-        "chapter": "docs/m3_paged.html",
+        "chapter": "m3_paged.html",
         "course": "m3",
     },
     {
@@ -83,7 +84,7 @@ SIDES = [
         "name": "prefix, chunks",
         "told": "Equal beginnings are computed once: a block with a ring is in several tables. "
         "Long prompts come in chunks of a step's 64 tokens, beside the others' words.",
-        "chapter": "docs/m4_prefix_chunked.html",
+        "chapter": "m4_prefix_chunked.html",
         "course": "m4",
     },
 ]
@@ -142,19 +143,33 @@ def setting(side: dict[str, Any]) -> dict[str, Any]:
     return {"requests": requests, "sides": [{name: side[name] for name in ("engine", "fields")}]}
 
 
-def body(links: dict[str, str], has_playground: bool) -> str:
-    """Return the page's content.
+@cache
+def runs() -> list[str]:
+    """Return the run of the first requests on each engine, as the page unpacks it."""
+    return [packed(Playground().run(setting(side))) for side in SIDES]
+
+
+def chinese() -> dict[str, str]:
+    """Return the Chinese of what the page says in English, in addition to the replays' table."""
+    table: dict[str, str] = json.loads((ASSETS / "scene_chinese.json").read_text(encoding="utf-8"))
+    return table
+
+
+def body(links: dict[str, str], has_playground: bool, chapters: str = "docs") -> str:
+    """Return the page's content. Its script translates it if the page is Chinese.
 
     Args:
-        links: addresses of `chapters`, `start`, `live`, `museum` and `play`.
+        links: addresses by the words that are shown; those of `chapter` and `course` change with
+            the engine.
         has_playground: whether Python for the reader's browser is in the book.
+        chapters: the folder of the chapters in the reader's language.
     """
     data = {
-        "sides": SIDES,
+        "sides": [side | {"chapter": f"{chapters}/{side['chapter']}"} for side in SIDES],
         "second": SECOND,
         "words": recorded(),
         "arrivals": list(FIRST.values()),
-        "runs": [packed(Playground().run(setting(side))) for side in SIDES],
+        "runs": runs(),
         "vocabulary": VOCAB_SIZE,
         "exhibits": {name: [NAMES.index(name) + 1, SYMPTOMS[name]] for name in EXHIBITS},
         "links": links,
@@ -181,7 +196,7 @@ def body(links: dict[str, str], has_playground: bool) -> str:
 def script() -> str:
     """Return the page's script, which shares no name with the book's."""
     own = (ASSETS / "scene.js").read_text(encoding="utf-8")
-    return f"(() => {{\n{script_of(SCRIPTS, asking())}\n{own}}})();\n"
+    return f"(() => {{\n{script_of(SCRIPTS, asking(), chinese())}\n{own}}})();\n"
 
 
 def main() -> int:

@@ -12,11 +12,11 @@ const MOST_FOUND = 12;
 byId("menu").onclick = ({ currentTarget }) => currentTarget.setAttribute("aria-expanded", document.body.classList.toggle("open"));
 document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest" });
 
-// --- the other language, at the same heading: both have its anchor ----------------------------------
+// --- the other language, at the same heading, or the scene's engine: both have its anchor ----------------------------------
 
 byId("language")?.addEventListener("click", ({ currentTarget }) => {
   const before = [...document.querySelectorAll("main :is(h2, h3)[id]")].filter((each) => each.getBoundingClientRect().top < 120);
-  currentTarget.hash = before.at(-1)?.id ?? "";
+  currentTarget.hash = byId("scene") ? location.hash : before.at(-1)?.id ?? "";
 });
 
 // --- dark or light, and replays, which say how high they are ---------------------------------------

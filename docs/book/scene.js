@@ -43,7 +43,7 @@ const copies = () => scene.requests.map((each) => ({ ...each })); // the reader 
 const firstRequests = () => data.arrivals.map((arrival, index) => requestFor(data.words[index].prompt, arrival));
 const textsOf = ({ texts, answer, output }) => [...texts, ...Array.from({ length: output }, (_, index) => answer[index] ?? UNKNOWN)];
 const shown = (text) => text.replaceAll("\n", "↵").replace("<|im_end|>", " ■");
-const told = (texts) => `“${shown(texts.join("")).trim()}”`;
+const told = (texts) => el("span", { translate: "no" }, `“${shown(texts.join("")).trim()}”`);
 
 // --- runs --------------------------------------------------------------------------------------------
 
@@ -128,8 +128,8 @@ function showSide() {
   const link = (name) => links.querySelector(`[data-link="${name}"]`);
   Object.assign(link("chapter"), { href: chapter, textContent: `chapter M${scene.at + 1}` });
   if (data.hasPlayground) {
-    link("playground").href = `play/index.html#${encodeURIComponent(JSON.stringify(settingOf(requests, before - 1, before)))}`;
-    Object.assign(link("course"), { href: `play/index.html#course=${course}`, textContent: `course ${course}` });
+    link("playground").href = `${data.links.playground}#${encodeURIComponent(JSON.stringify(settingOf(requests, before - 1, before)))}`;
+    Object.assign(link("course"), { href: `${data.links.playground}#course=${course}`, textContent: `course ${course}` });
   }
   const order = requests.toSorted((one, other) => one.arrival - other.arrival);
   lanes.forEach((lane, row) => {
@@ -139,7 +139,7 @@ function showSide() {
     lane.rows = requestOf(run, lane.name).rows.filter((each) => each.row.sampled_token !== null);
     lane.texts = textsOf(lane.request);
     const answer = lane.texts.slice(lane.request.texts.length).slice(0, lane.rows.length); // memory may end it
-    lane.tokens = answer.map((text, index) => el("button.token", { tabindex: -1, "data-index": index, "aria-label": `${lane.name}, token ${index + 1}: ${shown(text)}` }, shown(text)));
+    lane.tokens = answer.map((text, index) => el("button.token", { tabindex: -1, "data-index": index, "aria-label": `${inLanguage(`${lane.name}, token ${index + 1}`)}: ${shown(text)}` }, shown(text)));
     lane.words.replaceChildren(...lane.tokens);
     lane.who.textContent = lane.name;
     lane.box.style.setProperty("--own", colorOf(run, lane.name));
@@ -175,7 +175,8 @@ function draw() {
     lane.tokens.forEach((token, index) => token.classList.toggle("comes", index >= count));
     lane.words.scrollLeft = Math.max(0, (lane.tokens[count - 1]?.offsetLeft ?? 0) - lane.words.clientWidth + 60);
     if (!lane.words.querySelector(".token[tabindex='0']:not(.comes)") && count) lane.tokens[0].tabIndex = 0;
-    const [kind, text] = stateOf(run, at, isIdle, lane);
+    const [kind, english] = stateOf(run, at, isIdle, lane);
+    const text = inLanguage(english);
     lane.box.dataset.state = kind;
     if (lane.state.textContent !== text) lane.state.textContent = text;
   }
@@ -300,7 +301,7 @@ function aboutToken({ name, index }) {
   const writer = requestOf(run, name).rows.findLast(({ at: step, row }) => step <= at && row.start <= position && position < rowEnd(row));
   light(place);
   return [
-    el("h3", `“${lane.tokens[index].textContent}”: token ${index + 1} of ${name}'s answer, position ${position}`),
+    el("h3", told([lane.tokens[index].textContent]), `: token ${index + 1} of ${name}'s answer, position ${position}`),
     el("p", `Step ${sampled.at} has sampled it, at ${stepEnd(run, sampled.at, "seconds").toFixed(2)} s. `, place && writer
       ? ["Its keys and values are in ", place.where, `. Step ${writer.at} writes them: it computes this token, to sample the next one.`]
       : whyNowhere(lane, index)),
@@ -337,7 +338,7 @@ function aboutBlock({ block }) {
   const isChosen = scene.pinned?.block === block && !scene.pinned.to;
   const buttons = [...others, ...(names.length ? ["nobody"] : [])].map((name) => el("button", { "data-give": name }, name));
   const full = slots.filter((kind) => kind === "written").length;
-  return [el("h3", title, names.length ? `: ${full} of ${PER_BLOCK} slots are written` : ""), ...(lines.length ? [el("p", `Positions ${positionsOf(names[0], block)}: ${told(textsIn(names[0], block))}`), el("p", "Block tables: ", lines)] : [el("p", free)]),
+  return [el("h3", title, names.length ? `: ${full} of ${PER_BLOCK} slots are written` : ""), ...(lines.length ? [el("p", `Positions ${positionsOf(names[0], block)}: `, told(textsIn(names[0], block))), el("p", "Block tables: ", lines)] : [el("p", free)]),
     ...(buttons.length ? [isChosen ? el("p.scene-line", "Give it to ", buttons) : el("p.soft", "Drag it to another request, or choose it: click, or Enter.")] : [])];
 }
 
@@ -367,7 +368,7 @@ function aboutGift({ block, to }) {
   if (!owner) return [title, el("p", `The pool gives such blocks, too, when no other is free, and forgets what could be found there. If it does not, a request that begins as before finds ${to}'s words.`), museum("anothers_words")];
   const upTo = (name) => laneOf(name).texts.slice(0, (entryOf(owner, block) + 1) * PER_BLOCK).join("");
   if (isPrefix && upTo(owner) === upTo(to)) return [title, el("p", `Nothing is wrong: both begin with the same words up to here. M4 shares such a block by itself, even in the step that writes it.`), museum("shared_unwritten", true)];
-  const read = el("p", `${to} would read ${owner}'s ${told(textsIn(owner, block))} as its own positions ${positionsOf(to, block, target.table.length)}.`);
+  const read = el("p", `${to} would read ${owner}'s `, told(textsIn(owner, block)), ` as its own positions ${positionsOf(to, block, target.table.length)}.`);
   if (!isPrefix) return [title, read, el("p", `Two tables and one reference: when ${owner} ends, the block is free, another request writes there, and ${to} reads that. The engine's own check (`, el("code", "check_invariants=True"), ") finds it in the same step. Without it, a user notices this:"), museum("anothers_words")];
   if (slots.includes("kept")) return [title, read, el("p", "And it is not full: whoever finds it relies on slots that no step has written."), museum("second_turn")];
   return [title, read, el("p", "A block is found by the hash of all words up to its end. This happens if two texts have one hash."), museum("crafted_prompt")];
@@ -457,9 +458,9 @@ function openLink() {
 
 const lanes = Array.from(data.arrivals, (_, row) => {
   const [who, state, words, strip, now] = ["b.who", "span.state", "div.words", "canvas", "i.now"].map((name) => el(name));
-  Object.entries({ role: "group", "aria-label": `words of request ${row + 1}` }).forEach(([name, value]) => words.setAttribute(name, value));
-  const field = (name, attributes) => el("input", { "data-field": name, "data-row": row, "aria-label": `${name} of request ${row + 1}`, ...attributes });
-  const box = el("div.lane", who, field("prompt", { type: "text", list: "scene-prompts", spellcheck: "false", autocomplete: "off" }),
+  Object.entries({ role: "group", translate: "no", "aria-label": inLanguage(`words of request ${row + 1}`) }).forEach(([name, value]) => words.setAttribute(name, value));
+  const field = (name, attributes) => el("input", { "data-field": name, "data-row": row, "aria-label": inLanguage(`${name} of request ${row + 1}`), ...attributes });
+  const box = el("div.lane", who, field("prompt", { type: "text", translate: "no", list: "scene-prompts", spellcheck: "false", autocomplete: "off" }),
     el("label", field("arrival", { type: "number", min: 0, step: 0.1 }), "s"), el("label", field("output", { type: "number", min: 1, step: 1 }), "tok"),
     state, el("div.strip", strip, now), words);
   return { box, who, state, words, strip, now, tokens: [], rows: [], count: 0 };

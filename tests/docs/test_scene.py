@@ -11,7 +11,7 @@ import pytest
 
 from docs import scene
 from docs.book import ASSETS
-from helpers.pages import Opened, assert_accessible
+from helpers.pages import ENGLISH, Opened, assert_accessible
 from milestone_llm.lab.playground.service import Playground
 from milestone_llm.lab.playground.setting import Setting
 from milestone_llm.lab.playground.simulate import run_setting
@@ -47,11 +47,11 @@ def url(tmp_path_factory):
     (folder / "play" / "worker.js").write_text(WORKER)
     (folder / "scene.js").write_text(scene.script())
     style = "".join((ASSETS / name).read_text() for name in ("book.css", "scene.css"))
-    theme = "document.documentElement.dataset.theme = location.search.slice(1)"
+    theme = "document.documentElement.dataset.theme = /dark/.exec(location.search) ?? 'light'"
     page = (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width">'
-        f'<title>scene</title><link rel="icon" href="data:,"><style>{style}</style>'
+        f'<title>Scene</title><link rel="icon" href="data:,"><style>{style}</style>'
         f'<script>{theme}</script><body class="wide-page" data-ready><nav></nav>'
         f'<main id="text">{scene.body(LINKS, True)}</main><script src="scene.js"></script>'
     )
@@ -91,6 +91,26 @@ SHOWN = """() => [...document.querySelectorAll(".lane")]
   .map((lane) => lane.querySelectorAll(".token:not(.comes)").length)"""
 IDLE = """() => !document.querySelector(".stale")
   && !document.querySelector("#scene-busy").textContent"""
+
+SAID_IN_ENGLISH = """async () => {
+  const english = ENGLISH;
+  const said = new Set(english());
+  const press = async (element) => {
+    element?.click();
+    await null; // the page translates what has changed before that
+    english().forEach((text) => said.add(text));
+  };
+  for (const place of ["[data-index]:not(.comes)", ".owned", ".found", ".shared", ".block"]) {
+    await press(document.querySelector(`#scene ${place}`));
+    const others = document.querySelectorAll("[data-give]").length;
+    for (let at = 0; at < others; at++) {
+      await press(document.querySelectorAll("[data-give]")[at]);
+      await press(document.querySelector("[data-back]"));
+    }
+  }
+  return [...said];
+}""".replace("ENGLISH", ENGLISH)
+"""Of what the page says at this second: also of a token and of blocks, and if they are given away."""
 
 
 def test_the_runs_show_what_their_sentences_say():
@@ -200,3 +220,19 @@ def test_it_fits_on_a_phone_and_stands_still_for_who_wants_that(browser, url, th
         opened.page.click("[data-block='2']")
         assert opened("() => document.documentElement.scrollWidth") == phone["width"]
         assert_accessible(opened)
+
+
+def test_in_chinese_all_is_chinese_but_what_the_model_reads_and_writes(browser, url):
+    phone = {"width": 390, "height": 844}
+    opened = opened_at(browser, url, "?lang=zh#m1", viewport=phone)
+    page = opened.page
+    for number in (1, 2, 3, 4):
+        page.click(f"[data-stop='{number}']")
+        for second in range(int(float(page.get_attribute("#scene-time", "max"))) + 1):
+            page.fill("#scene-time", str(second))
+            assert opened(SAID_IN_ENGLISH) == []
+            assert opened("() => document.documentElement.scrollWidth") == phone["width"]
+    assert page.input_value("[data-row='0'][data-field=prompt]") == next(iter(scene.FIRST))
+    words = page.inner_text(".lane >> nth=1 >> .words")
+    assert words.startswith("The capital of France is Paris.")
+    assert opened.errors == []

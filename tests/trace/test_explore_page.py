@@ -17,6 +17,7 @@ import m1_single
 import m2_batching
 import m3_paged
 import m5_kernels
+from docs import scene
 from helpers.engines import every_milestone, greedy, make_engine
 from helpers.pages import ENGLISH, Opened, assert_whole_and_accessible
 from helpers.read_back import ReadBackRunner
@@ -564,8 +565,9 @@ def test_a_page_is_in_chinese_if_its_address_says_so(browser, name):
     assert opened.errors == []
 
 
-def test_a_chinese_text_has_a_place_for_each_number_and_name_of_the_english():
-    for english, chinese in chinese_words().items():
+@pytest.mark.parametrize("table", [chinese_words(), scene.chinese()], ids=["replays", "scene"])
+def test_a_chinese_text_has_a_place_for_each_number_and_name_of_the_english(table):
+    for english, chinese in table.items():
         holes = [re.findall(r"\{\d?n?\}", text) for text in (english, chinese)]
         assert len(holes[0]) == len(holes[1]), english
         assert not re.search(r"[,;:?!] ?[\u4e00-\u9fff]", chinese), chinese

@@ -181,11 +181,20 @@ def _page(
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
-def script_of(names: Iterable[str], before: str = "") -> str:
-    """Return scripts of the page as one, with another one before them."""
+def script_of(
+    names: Iterable[str], before: str = "", chinese: Mapping[str, str] = NO_TEXTS
+) -> str:
+    """Return scripts of the page as one, with another one before them.
+
+    Args:
+        names: of the scripts.
+        before: the other one.
+        chinese: the Chinese of what it says, in addition to `chinese_words`.
+    """
     colors = json.dumps([request_color(index) for index in range(24)])
     first = f'"use strict";\nconst REQUEST_COLORS = {colors};'
-    first += f"\nconst CHINESE = {json.dumps(chinese_words(), ensure_ascii=False)};"
+    words = {**chinese, **chinese_words()}
+    first += f"\nconst CHINESE = {json.dumps(words, ensure_ascii=False)};"
     return "\n".join(
         [first, *([before] if before else []), *(_asset(f"{name}.js") for name in names)]
     )
