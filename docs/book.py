@@ -5,7 +5,7 @@ all files that they link to: code becomes a page with an anchor for each line, a
 list. The book works on any web server, at any path, and from disk, too. No page asks another server
 for anything. A broken link or anchor is an error. If npm is installed, the book has the playground,
 with Python for the reader's browser. Its first page is the scene of scene.py, and README.md is the
-second.
+second; Chinese readers begin at `index.zh.html`.
 
 A line `<!-- replay: QUESTION -->` in a chapter becomes a frame that replays the runs of that preset
 of the playground. GitHub does not show it. `<!-- replay: pages/m2.html -->` becomes one with a

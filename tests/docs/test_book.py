@@ -49,13 +49,17 @@ def test_the_book_has_every_chapter_with_its_tables_and_its_code(book):
     assert 'href="../milestone_llm/core/engine_core.py.html#L' in docs
 
 
-def test_the_chinese_book_opens_replays_in_chinese(book):
+def test_the_chinese_book_opens_replays_and_the_scene_in_chinese(book):
     home = book.pages[PurePosixPath("README.zh.html")]
     assert 'href="docs/pages/index.html?lang=zh"' in home
     assert 'src="docs/pages/m2.html?lang=zh#embed"' in home
     chapter = book.pages[PurePosixPath("docs/zh/m1_single.html")]
     assert 'static-batch-waste.html?lang=zh#embed" title="静态批处理浪费什么？"' in chapter
+    assert 'href="../../index.zh.html#m1"' in chapter
     assert "lang=zh" not in book.pages[PurePosixPath("docs/m1_single.html")]
+    scene = book.pages[PurePosixPath("index.zh.html")]
+    assert 'href="docs/zh/index.html" data-link="all chapters"' in scene
+    assert 'id="language" lang="en" href="index.html"' in scene
 
 
 def test_a_page_of_the_book_asks_no_other_server(book):
@@ -159,10 +163,24 @@ def test_the_language_changes_at_the_same_heading_and_chinese_is_searched(browse
 
 
 @pytest.mark.slow
+def test_the_scene_changes_its_language_at_the_same_engine(browser, book):
+    opened = Opened(browser, (book.folder / "docs/zh/m3_paged.html").as_uri())
+    page = opened.page
+    page.click("main a[href*='index.zh.html']")
+    for sentence in ("同样的内存", "The same memory", "同样的内存"):
+        page.wait_for_selector("#scene[data-ready]")
+        assert page.inner_text("#scene-told").startswith(sentence)
+        page.click("#language")
+        page.wait_for_url(lambda url: url.endswith("#m3"))
+    assert opened.errors == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "place",
     [
         "index.html",
+        "index.zh.html",
         "docs/m5_kernels.html",
         "docs/sizing.html",
         "docs/zh/m1_single.html",

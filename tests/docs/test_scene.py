@@ -110,7 +110,7 @@ SAID_IN_ENGLISH = """async () => {
   }
   return [...said];
 }""".replace("ENGLISH", ENGLISH)
-"""Of what the page says at this second: also of a token and of blocks, and if they are given away."""
+"""What is in English at this second, also about a token and blocks, and if they are given away."""
 
 
 def test_the_runs_show_what_their_sentences_say():

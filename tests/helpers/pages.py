@@ -32,14 +32,15 @@ class Opened:
 # Texts of a Chinese page that have English words. Names of code have _, =, or capitals.
 ENGLISH = """() => {
   const found = new Set();
-  const names = /\\b(token|bug|playground|fcfs|stop|length)\\b/g;
+  const names = ["title", "aria-label", "aria-valuetext", "placeholder"];
+  const kept = /\\b(tok|token|bug|playground|fcfs|stop|length)\\b/g;
   const words = /(^|[\\s(（])[a-z]{3,}($|[\\s,.:)）])/;
-  const see = (text) => words.test(text.replace(names, "")) && found.add(text.trim());
+  const see = (text) => words.test(text.replace(kept, "")) && found.add(text.trim());
   const walk = (node) => {
     if (node.nodeType === Node.TEXT_NODE) return see(node.data);
     if (node.nodeType !== Node.ELEMENT_NODE) return;
     if (node.matches("script, style, code, kbd, [translate=no]")) return;
-    ["title", "aria-label", "aria-valuetext", "placeholder"].forEach((name) => see(node.getAttribute(name) ?? ""));
+    names.forEach((name) => see(node.getAttribute(name) ?? ""));
     node.childNodes.forEach(walk);
   };
   walk(document.documentElement);

@@ -181,9 +181,7 @@ def _page(
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _asset("page.html"))
 
 
-def script_of(
-    names: Iterable[str], before: str = "", chinese: Mapping[str, str] = NO_TEXTS
-) -> str:
+def script_of(names: Iterable[str], before: str = "", chinese: Mapping[str, str] = NO_TEXTS) -> str:
     """Return scripts of the page as one, with another one before them.
 
     Args:

@@ -27,8 +27,11 @@ function chineseOf(text) {
   return translations.get(text);
 }
 
-// A text in the page's language, with the spaces around it. Without a translation it stays.
-const inLanguage = (text) => (IS_CHINESE ? text.replace(/\S(?:.*\S)?/s, chineseOf) : text);
+// A text in the page's language, with the spaces around it, except beside wide punctuation. Without a
+// translation it stays.
+const WIDE = "，。：；（）";
+const SPACES = new RegExp(`^\\s+(?=[${WIDE}])|(?<=[${WIDE}])\\s+$`, "g");
+const inLanguage = (text) => (IS_CHINESE ? text.replace(/\S(?:.*\S)?/s, chineseOf).replace(SPACES, "") : text);
 
 function translate(node) {
   if ((node.nodeType === Node.ELEMENT_NODE ? node : node.parentElement)?.closest("script, style, code, kbd, [translate=no]")) return;
