@@ -354,7 +354,7 @@ function aboutGift({ block, to }) {
   const isPrefix = scene.at === 3;
   const [owner] = names;
   const target = tables.get(to);
-  const title = el("h3", `${placeName(unit, block)}: ${owner ?? "free"} → ${to}`);
+  const title = el("h3", `${placeName(unit, block)}: ${owner ? `${owner} →` : "free →"} ${to}`);
   const museum = (name, isAlarm = false) => {
     const [number, symptom] = data.exhibits[name];
     return el("p", isAlarm ? "A false alarm of the museum: " : "In the museum: ", el("a", { href: data.links.museum }, `exhibit ${number}`), `, “${symptom}”. `, el("code", `python -m exercises.museum ${number}`));

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from docs import scene
-from docs.book import ASSETS
+from docs.book import ASSETS, ROOT
+from exercises.museum.rooms import SYMPTOMS
 from helpers.pages import ENGLISH, Opened, assert_accessible
 from milestone_llm.lab.playground.service import Playground
 from milestone_llm.lab.playground.setting import Setting
@@ -220,6 +222,14 @@ def test_it_fits_on_a_phone_and_stands_still_for_who_wants_that(browser, url, th
         opened.page.click("[data-block='2']")
         assert opened("() => document.documentElement.scrollWidth") == phone["width"]
         assert_accessible(opened)
+
+
+def test_the_table_has_nothing_that_the_page_does_not_say():
+    texts = [(ASSETS / name).read_text() for name in ("scene.html", "scene.js")]
+    texts += [(ROOT / "docs/book.py").read_text(), json.dumps(scene.SIDES), *SYMPTOMS.values()]
+    for english in scene.chinese():
+        for part in re.split(r"[rmM]?\{n?\}", english):
+            assert any(part.strip().rstrip("s") in text for text in texts), english
 
 
 def test_in_chinese_all_is_chinese_but_what_the_model_reads_and_writes(browser, url):

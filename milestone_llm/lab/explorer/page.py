@@ -191,7 +191,7 @@ def script_of(names: Iterable[str], before: str = "", chinese: Mapping[str, str]
     """
     colors = json.dumps([request_color(index) for index in range(24)])
     first = f'"use strict";\nconst REQUEST_COLORS = {colors};'
-    words = {**chinese, **chinese_words()}
+    words = {**chinese_words(), **chinese}
     first += f"\nconst CHINESE = {json.dumps(words, ensure_ascii=False)};"
     return "\n".join(
         [first, *([before] if before else []), *(_asset(f"{name}.js") for name in names)]
