@@ -595,12 +595,15 @@ def build(folder: Path) -> None:
         raise InputError(f"{folder} is there, and is no book: choose another folder")
     shutil.rmtree(folder, ignore_errors=True)
     has_playground = has_npm()
+    console.print("Writing the book takes about a minute.")
     if has_playground:
         pack(folder / "play")
     num_pages = Book(folder, has_playground=has_playground).build()
     console.print(f"{num_pages} pages: open {folder}/index.html in a browser", soft_wrap=True)
     if has_playground:
-        console.print(f"with the playground: python -m http.server -d {folder}", soft_wrap=True)
+        console.print(
+            f"with the playground: python -m http.server 8080 -d {folder}", soft_wrap=True
+        )
     else:
         console.print("without the playground: it wants npm and Node, https://nodejs.org")
 

@@ -170,8 +170,9 @@ function draw() {
   for (const lane of lanes) {
     lane.now.style.left = `${(100 * scene.time) / scene.end}%`;
     const count = lane.rows.filter((each) => stepEnd(run, each.at, "seconds") <= scene.time + 1e-6).length;
-    if (lane.count === count && scene.drawn === at) continue;
-    lane.count = count;
+    const hasCome = lane.arrival <= scene.time;
+    if (lane.count === count && lane.hasCome === hasCome && scene.drawn === at) continue;
+    Object.assign(lane, { count, hasCome });
     lane.tokens.forEach((token, index) => token.classList.toggle("comes", index >= count));
     lane.words.scrollLeft = Math.max(0, (lane.tokens[count - 1]?.offsetLeft ?? 0) - lane.words.clientWidth + 60);
     if (!lane.words.querySelector(".token[tabindex='0']:not(.comes)") && count) lane.tokens[0].tabIndex = 0;
@@ -187,12 +188,13 @@ function draw() {
   tellAbout();
 }
 
-function stateOf(run, at, isIdle, { name, rows, count, arrival }) {
+function stateOf(run, at, isIdle, { name, rows, count, arrival, hasCome }) {
   const phase = isIdle ? null : requestOf(run, name).spans.find(({ from, to }) => from <= at && at <= to)?.phase;
   if (phase === "padding") return ["padding", "has ended; its row is still computed"];
   if (count === rows.length) return ["ended", "has ended"];
   if (phase === "waiting") return ["waiting", `waits: ${whyWaits(run, at, name)}`.replace("waits: waits", "waits")];
   if (phase === "preempted") return ["waiting", "preempted: its blocks were taken"];
+  if (!phase && hasCome) return ["waiting", "waits: a step is under way"];
   if (!phase) return ["absent", `comes at ${arrival.toFixed(1)} s`];
   const row = run.records[at].batch.find((each) => each.request_id === name);
   if (phase === "decode") return ["decode", "decodes: a token a step"];

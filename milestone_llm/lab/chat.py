@@ -56,7 +56,7 @@ def chat(args: argparse.Namespace) -> None:
     if not getattr(engine.tokenizer, "chat_template", None):
         raise InputError(f"{args.model} has no chat template, and so no conversations")
     engine.warm_up()  # otherwise the first turn's TTFT would have that work in it
-    console.print(f"{engine.milestone} with {engine.model_name}. /new, Ctrl-D: --help says what.")
+    console.print(f"{engine.milestone} with {engine.model_name}. /new begins anew, Ctrl-D ends.")
     system = [{"role": "system", "content": args.system}] if args.system else []
     messages = list(system)
     while (text := read_line()) is not None:

@@ -151,6 +151,7 @@ def _serve(spec: EngineSpec, config: ServerConfig) -> int:
         max_connections = _max_connections(config.max_connections)
         keys = [*config.api_key, *_hidden_keys(config.api_key_file)]
         listener = stack.enter_context(_listen(config.host, config.port))  # before the model loads
+        announce(f"Loading {spec.model}.")
         host, port = listener.getsockname()[:2]
         config = dataclasses.replace(
             config, host=host, port=port, api_key=keys, max_connections=max_connections

@@ -538,7 +538,13 @@ def test_a_live_page_asks_for_the_key_grows_with_the_run_and_runs_no_markup(brow
         opened.page.fill("#prompt", "it's <b>")
         opened.page.click("#prompt-form button")
         opened.page.wait_for_function("(text) => byId('answer').textContent === text", arg=MARKUP)
-        asked = {"model": "tiny", "prompt": "it's <b>", "max_tokens": 32, "stream": True}
+        asked = {
+            "model": "tiny",
+            "prompt": "it's <b>",
+            "max_tokens": 32,
+            "temperature": 0,
+            "stream": True,
+        }
         assert server.bodies == [asked]
         assert """"prompt":"it'\\''s <b>\"""" in opened.page.inner_text("#curl")
         assert is_run(opened) == [False, 0]

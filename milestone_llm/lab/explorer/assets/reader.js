@@ -122,7 +122,7 @@ async function tellAnswer(response) {
 // A prompt to be sent from here, and the same as a line for a terminal.
 function connectPrompt(live) {
   const form = byId("prompt-form");
-  const body = () => JSON.stringify({ model: live.model, prompt: byId("prompt").value, max_tokens: Number(byId("max-tokens").value) });
+  const body = () => JSON.stringify({ model: live.model, prompt: byId("prompt").value, max_tokens: Number(byId("max-tokens").value), temperature: 0 });
   const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const show = () => {
     const key = live.key ? ' -H "Authorization: Bearer $API_KEY"' : "";
