@@ -150,7 +150,7 @@ def flash_decode(
         HEAD_DIM_PAD=workspace.partial_output.shape[2],
         BLOCK_SIZE=block_size,
         TILE=tile.tokens,
-        IN_PAIRS=can_read_pairs(value_cache),
+        IN_PAIRS=can_read_pairs(value_cache, query),
         HAS_WINDOW=bool(window),
         IS_LARGE_CACHE=key_cache.numel() >= 2**31,
         num_warps=tile.num_warps,
@@ -160,10 +160,12 @@ def flash_decode(
     return output
 
 
-def can_read_pairs(cache: torch.Tensor) -> bool:
-    """Return whether `halves_of_pairs` takes what is in a cache."""
+def can_read_pairs(cache: torch.Tensor, query: torch.Tensor) -> bool:
+    """Return whether `halves_of_pairs` takes what is in a cache, and queries multiply in fp16, as
+    it returns numbers (`as_operand`)."""
     size = cache.shape[-1]
-    return bool(HAS_PTX) and cache.dtype == torch.float8_e4m3fn and size == next_power_of_2(size)
+    is_fp16 = cache.dtype == torch.float8_e4m3fn and query.element_size() == 2
+    return bool(HAS_PTX) and is_fp16 and size == next_power_of_2(size)
 
 
 @triton.jit(do_not_specialize=["num_seqs"])
