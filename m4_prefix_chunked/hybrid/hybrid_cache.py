@@ -111,10 +111,12 @@ class HybridPrefixCache(PrefixCache):
         self.num_findable[request.request_id] = num_full
 
     def forget_blocks(self, request: Request) -> None:
-        """Make the blocks of a request that went wrong unfindable; their owners keep them."""
-        for manager in self.groups:
-            for block in manager.block_tables[request.request_id]:
-                if block in self.pool.hash_of:
+        """Make the blocks of a request that went wrong unfindable, those that it gave back, too;
+        their owners keep them."""
+        for group in range(len(self.groups)):
+            for index in range(len(request.token_ids) // self.kv.block_size):
+                block = self._block(request, group, index)
+                if block is not None:
                     self.pool.forget(block)
 
     def _block(self, request: Request, group: int, index: int) -> int | None:

@@ -270,6 +270,25 @@ def test_a_window_that_ends_inside_a_block_needs_that_block(window, num_blocks):
     assert sum(block != NULL_BLOCK for block in tables_of(hit.blocks)[1]) == -(-window // SIZE)
 
 
+def test_blocks_that_went_back_before_their_request_went_wrong_are_not_found_again(monkeypatch):
+    """The first chunks show nothing. By the last one the window has left their blocks."""
+    model = tiny_model("gemma3", sliding_window=8)
+    engine = make_engine(
+        m4_prefix_chunked, model, max_model_len=64, block_size=4, max_num_batched_tokens=16
+    )
+    assert isinstance(engine.scheduler, HybridScheduler)
+    (prompt,) = random_prompts([40])
+    values = engine.model.model.layers[0].self_attn.v_proj
+    forward = values.forward
+    monkeypatch.setattr(values, "forward", lambda hidden: forward(hidden) * float("nan"))
+    assert engine.generate(prompt, greedy(4))[0].finish_reason == "error"
+    monkeypatch.undo()
+    for each in (prompt, [*prompt[:16], 7, 7]):
+        (output,) = engine.generate(each, greedy(4))
+        assert output.token_ids == hf_generate(model, each, 4, eos_token_id=VOCAB_SIZE)
+    assert output.num_cached_tokens == 16
+
+
 def test_requests_that_diverge_inside_the_window_share_what_they_can_and_nothing_else():
     life = hybrid_life(num_blocks=60, windows=(None, 10, 7))
     requests = [

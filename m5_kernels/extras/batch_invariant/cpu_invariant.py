@@ -2,8 +2,10 @@
 changes.
 
 A library chooses its loops by the shapes of a product. So rows are multiplied in blocks of
-`BLOCK_ROWS`, filled up with zeros, and each query attends alone. Both cost time: this is for
-comparing bits, not for speed.
+`BLOCK_ROWS`, filled up with zeros, and each query attends alone. torch computes an activation in
+vectors, but the numbers after the last whole vector of a thread one by one, and these are rounded
+differently. So each row is activated alone, too. All this costs time: it is for comparing bits, not
+for speed.
 """
 
 from __future__ import annotations
@@ -16,17 +18,20 @@ import torch.nn.functional as F
 from m5_kernels.decoder.attention import AttentionLayer, AttentionShape
 from m5_kernels.decoder.linear import LinearMethod, Weight
 from m5_kernels.decoder.ops import DecoderOps
+from m5_kernels.extras.families.mlp import FamilyMLP, activate
 from m5_kernels.kernels.launch import PLAIN, Launch
-from m5_kernels.kernels.silu_mul import silu_mul_torch
 from m5_kernels.kernels.step_metadata import StepMetadata
 from milestone_llm.models.attend import attend
+
+from .invariant_linear import InvariantLinear
 
 BLOCK_ROWS = 16
 
 
 @dataclass(frozen=True)
-class CPUInvariantLinear(LinearMethod):
-    """Linear layers whose weights are tensors of the model's dtype."""
+class CPUInvariantLinear(InvariantLinear):
+    """Linear layers with weights of the model's dtype. Rows of the weight are multiples of 16
+    bytes, as on a GPU: otherwise a row's bits depend on its place in the block."""
 
     def apply(
         self,
@@ -40,15 +45,18 @@ class CPUInvariantLinear(LinearMethod):
         blocks = [F.linear(block, weight, bias) for block in rows.split(BLOCK_ROWS)]
         return torch.cat(blocks)[: len(hidden)]
 
-    def gate_up(
-        self,
-        hidden: torch.Tensor,
-        weight: Weight,
-        bias: torch.Tensor | None = None,
-        launch: Launch = PLAIN,
-    ) -> torch.Tensor:
-        """Return silu(gate) * up of what `apply` returns."""
-        return silu_mul_torch(self.apply(hidden, weight, bias))
+
+class RowMLP(FamilyMLP):
+    """The MLP of any family, the activation of each row alone."""
+
+    def __call__(self, hidden: torch.Tensor, linear: LinearMethod, launch: Launch) -> torch.Tensor:
+        """Return what a layer adds to the residual stream, `[num_tokens, hidden_size]`."""
+        neurons = linear.apply(hidden, self.up, self.up_bias, launch)
+        rows = [
+            activate(row, self.activation, self.is_gated, self.alphas, launch)
+            for row in neurons.split(1)
+        ]
+        return linear.apply(torch.cat(rows), self.down, self.down_bias, launch)
 
 
 class QueryAttention:
@@ -109,5 +117,5 @@ def queries_of(metadata: StepMetadata) -> list[tuple[int, torch.Tensor, int]]:
     return queries
 
 
-CPU_INVARIANT = DecoderOps(linear=CPUInvariantLinear(), attention=QueryAttention)
+CPU_INVARIANT = DecoderOps(linear=CPUInvariantLinear(), attention=QueryAttention, mlp=RowMLP.create)
 """The rest are the twins of the lesson's kernels, which compute each row alone."""

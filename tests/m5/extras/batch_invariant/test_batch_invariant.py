@@ -23,6 +23,7 @@ from m5_kernels.decoder.linear import LinearMethod
 from m5_kernels.extras.devices import cpu_ops
 from m5_kernels.extras.devices.cpu_attention import CPUAttention
 from m5_kernels.extras.devices.cpu_linear import CPULinear
+from m5_kernels.extras.families.mlp import FamilyMLP
 from milestone_llm.core.logprobs import logprob_columns
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
@@ -74,6 +75,11 @@ def with_norm(chosen: Backend) -> Backend:
     return replace(chosen, ops=replace(chosen.ops, add_norm=norm, last_norm=norm))
 
 
+def with_mlp(chosen: Backend) -> Backend:
+    """Activate all rows together, on a CPU."""
+    return replace(chosen, ops=replace(chosen.ops, mlp=FamilyMLP.create))
+
+
 @dataclass(frozen=True)
 class Case:
     """What others do, and which object keeps their sums apart."""
@@ -85,6 +91,9 @@ class Case:
     before: int = 0
     """Tokens of the watched prompt that are served first, for the prefix cache."""
     dtype: str = "bfloat16"
+    family: str = "qwen3"
+    overrides: dict[str, Any] = field(default_factory=dict)
+    """Fields of the model's config."""
     max_tokens: int = 20
     happens: tuple[str, ...] = ()
     """A figure of the engine that must not be 0."""
@@ -93,6 +102,9 @@ class Case:
 CASES = {
     "row count": Case(with_linear, others=(5, 9, 13), dtype="float32"),
     "rows of a norm": Case(with_norm, others=(1,) * 20, dtype="float32"),
+    "rows of an activation": Case(  # 100 neurons are no whole number of vectors
+        with_mlp, others=(5, 9, 13), dtype="float32", family="gpt2", overrides={"n_inner": 100}
+    ),
     "neighbours of other lengths": Case(with_attention, others=(40, 50, 47)),
     "chunks": Case(with_attention, {"long_prefill_token_threshold": 7}),
     "a cache hit": Case(with_attention, before=30, happens=("prefix_cache", "saved_tokens")),
@@ -116,7 +128,7 @@ def watched(case: Case, device: str, adapt: Callable[[Backend], Backend]) -> lis
     """Return the facts of the watched request alone, and among others."""
     params = replace(PARAMS, max_tokens=case.max_tokens)
     build = circling if "speculation" in case.fields else build_tiny_model
-    model = build("qwen3").to(getattr(torch, case.dtype)).to(device)
+    model = build(case.family, **case.overrides).to(getattr(torch, case.dtype)).to(device)
     found = []
     for fields, others, before in (
         (ALONE, (), 0),
@@ -255,6 +267,12 @@ def test_log_probabilities_of_any_vocabulary(vocab_size):
 def test_what_does_not_keep_the_promise_is_refused(family, fields, reason):
     with pytest.raises(ValueError, match=f"batch_invariant=True: .*{reason}"):
         LLMEngine(f"tiny-{family}", batch_invariant=True, max_model_len=64, device="cpu", **fields)
+
+
+def test_rows_of_a_weight_that_are_no_multiple_of_16_bytes_are_refused():
+    model = build_tiny_model("llama", intermediate_size=33)
+    with pytest.raises(ValueError, match="batch_invariant=True: rows of 33 numbers"):
+        LLMEngine(model, batch_invariant=True, max_model_len=64, device="cpu")
 
 
 def test_a_model_that_does_what_its_config_does_not_say_is_refused():
