@@ -65,7 +65,7 @@ def test_a_known_load_is_counted_exactly(server):
         "step_batch_size_sum": 2 * 18,
     }
     assert {name: counted[name] for name in expected} == expected
-    has_cache = server.log.read_text().startswith(("m4", "m5"))
+    has_cache = re.search("^m[45]", server.log.read_text(), re.M)
     if has_cache:  # the second of each pair found its full blocks
         assert counted["prefix_cache_queries_total"] == 2 * 56
         assert counted["prefix_cache_hits_total"] == 16 + 32
