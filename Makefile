@@ -18,6 +18,8 @@ SECONDS := 60
 # Two processes share the tests. Where there is a GPU, whose memory some of them measure, there is one.
 WORKERS ?= $(if $(shell command -v nvidia-smi),0,2)
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+# Tests start Python many times, and each start compiles all it imports unless that is kept.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Programs take as many threads as help; THREADS=2 takes two.
 THREADS ?=

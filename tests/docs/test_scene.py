@@ -221,7 +221,7 @@ def test_it_fits_on_a_phone_and_stands_still_for_who_wants_that(browser, url, th
         opened.page.click(f"[data-stop='{stop}']")
         opened.page.click("[data-block='2']")
         assert opened("() => document.documentElement.scrollWidth") == phone["width"]
-        assert_accessible(opened)
+    assert_accessible(opened)
 
 
 def test_the_table_has_nothing_that_the_page_does_not_say():
@@ -238,7 +238,7 @@ def test_in_chinese_all_is_chinese_but_what_the_model_reads_and_writes(browser, 
     page = opened.page
     for number in (1, 2, 3, 4):
         page.click(f"[data-stop='{number}']")
-        for second in range(int(float(page.get_attribute("#scene-time", "max"))) + 1):
+        for second in range(0, int(float(page.get_attribute("#scene-time", "max"))) + 1, 2):
             page.fill("#scene-time", str(second))
             assert opened(SAID_IN_ENGLISH) == []
             assert opened("() => document.documentElement.scrollWidth") == phone["width"]
