@@ -4,6 +4,7 @@ once for keys and once for values. A token's slot is block * block_size + offset
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -15,6 +16,9 @@ from milestone_llm.models.kv_shape import KVShape
 
 class BlockCache:
     """Keys and values of all layers in blocks, and the host memory to which they may be swapped."""
+
+    group_of_layers: Sequence[int] = ()
+    """The group of each layer, whose block tables it reads; empty: all are in one group."""
 
     def __init__(
         self,

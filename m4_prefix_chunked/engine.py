@@ -17,8 +17,6 @@ from milestone_llm.models.support import check_flat
 from milestone_llm.trace.tracer import Tracer
 
 from .config import EngineConfig
-from .hybrid.hybrid_cache import HybridScheduler, choose_groups
-from .hybrid.hybrid_runner import HybridBlockCache, HybridModelRunner
 from .hybrid.layer_groups import LayerGroups
 from .scheduler import Scheduler
 from .verification import sample_and_verify
@@ -58,8 +56,13 @@ class LLMEngine(BaseEngine):
         config = with_swap_space(config, loaded.model, num_blocks)
         sample = sample_and_verify if config.speculation else sample_rows
         layers = LayerGroups.of_config(loaded.model.config)
-        groups = choose_groups(layers, config, max_model_len, num_blocks)
-        if groups is not None:  # some layers have a window, and give blocks back
+        groups = None
+        if len(layers) > 1:  # some have a window
+            from .hybrid.hybrid_cache import HybridScheduler, choose_groups
+            from .hybrid.hybrid_runner import HybridBlockCache, HybridModelRunner
+
+            groups = choose_groups(layers, config, max_model_len, num_blocks)
+        if groups is not None:
             num_blocks = groups.num_blocks(num_blocks)
             scheduler: Scheduler = HybridScheduler(config, max_model_len, num_blocks, groups)
             if runner is None:

@@ -14,7 +14,6 @@ from dataclasses import replace
 import torch
 
 from m3_paged.block_cache import BlockCache
-from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
 
 from .config import EngineConfig
 from .decoder.load import Decoder
@@ -62,9 +61,7 @@ class DeviceStep:
             for _ in state.group_rows[1:]
         ]
         """Slots and block tables of a step in each further group of layers."""
-        self.group_of_layers = (
-            cache.groups.group_of_layers() if isinstance(cache, HybridBlockCache) else ()
-        )
+        self.group_of_layers = cache.group_of_layers
         self.attention = decoder.ops.attention(
             decoder.attention_shape, state.num_seqs, cache.keys[0].dtype, device
         )

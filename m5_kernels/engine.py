@@ -21,8 +21,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from m3_paged.block_cache import BlockCache
 from m3_paged.kv_memory import fit_kv_memory, with_swap_space
 from m4_prefix_chunked.engine import USEFUL_KV
-from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler, choose_groups
-from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
 from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
 from m4_prefix_chunked.scheduler import Scheduler
 from milestone_llm.core.engine_core import ModelRunner as AnyRunner
@@ -123,12 +121,14 @@ class LLMEngine(BaseEngine):
         )
         config = with_swap_space(config, loaded.model, num_blocks)
         parts = backend.scheduler_parts or {}
-        groups = None
-        wants_groups = config.disable_hybrid_kv_cache_manager is False
-        if group.size == 1 and (wants_groups or device.type != "cuda"):
-            layers = LayerGroups.of_config(loaded.model.config)
+        layers, groups = LayerGroups.of_config(loaded.model.config), None
+        may_group = device.type != "cuda" or config.disable_hybrid_kv_cache_manager is False
+        if len(layers) > 1 and group.size == 1 and may_group:  # some have a window
+            from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler, choose_groups
+            from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
+
             groups = choose_groups(layers, config, max_model_len, num_blocks)
-        if groups is not None:  # some layers have a window, and give blocks back
+        if groups is not None:
             num_blocks = groups.num_blocks(num_blocks)
             check_rows(config.max_num_seqs, max_model_len, config.block_size, device, len(groups))
             scheduler: Scheduler = HybridScheduler(

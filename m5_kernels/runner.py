@@ -20,7 +20,6 @@ from typing import NamedTuple
 import torch
 
 from m3_paged.block_cache import BlockCache
-from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
 from milestone_llm.core.kv import NULL_BLOCK, tables_of
 from milestone_llm.core.outputs import SampledToken
 from milestone_llm.core.plan import LaunchedStep, ScheduledRequest, StepPlan
@@ -88,7 +87,7 @@ class ModelRunner:
         more_state: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.decoder, self.cache, self.group = decoder, cache, group or Group()
-        num_groups = len(cache.groups) if isinstance(cache, HybridBlockCache) else 1
+        num_groups = max(cache.group_of_layers, default=0) + 1
         self.state = DeviceState(
             config.max_num_seqs, max_model_len, cache.block_size, decoder.vocab_size,
             cache.device, num_seqs, num_groups, more_state,

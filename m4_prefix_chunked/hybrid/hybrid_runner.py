@@ -12,6 +12,7 @@ belongs to one group at a time.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +45,7 @@ class HybridBlockCache(BlockCache):
         groups: LayerGroups,
         dtype: str | None = None,
     ) -> None:
-        self.groups = groups
+        self.groups, self.group_of_layers = groups, groups.group_of_layers()
         super().__init__(model, num_blocks, block_size, dtype=dtype)
         shared = (*self.keys, *self.values)
         self.tensors = list({tensor.data_ptr(): tensor for tensor in shared}.values())
@@ -74,7 +75,7 @@ class HybridBlockCache(BlockCache):
 class GroupedMetadata:
     """A step's data for attention, by group of layers."""
 
-    group_of_layers: list[int]
+    group_of_layers: Sequence[int]
     groups: list[AttentionMetadata]
 
 
@@ -91,7 +92,6 @@ class HybridModelRunner:
         self.model = with_attention(model, NAME)
         self.cache = cache
         self.sample_rows = sample_rows
-        self.group_of_layers = cache.groups.group_of_layers()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -105,7 +105,7 @@ class HybridModelRunner:
             own = [self._row_in_group(row, group) for row in rows]
             self.cache.clear_last_blocks(own)
             groups.append(AttentionMetadata.build(own, self.cache))
-        metadata = GroupedMetadata(self.group_of_layers, groups)
+        metadata = GroupedMetadata(self.cache.group_of_layers, groups)
         sampled = flat_forward(self.model, rows, metadata, self.sample_rows)
         return LaunchedStep(lambda: sampled)
 

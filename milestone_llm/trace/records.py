@@ -99,7 +99,7 @@ class ExpertLoad(TypedDict):
     """Which experts the tokens of a step met, in a model of experts that m5_kernels computes."""
 
     num_experts: NonNegativeInt
-    """Of a layer."""
+    """Experts of a layer."""
     num_met: NonNegativeFloat
     """Experts of a layer that at least one token met: the mean over the layers that have experts.
     The weights of so many are read."""

@@ -62,7 +62,7 @@ def test_the_tables_of_grammars_are_built_before_a_server_is_ready(model_folder,
 
 
 def test_a_server_writes_its_trace_and_keeps_none(tmp_path, monkeypatch):
-    """It may run for weeks."""
+    """A server may run for weeks, and records would fill its memory."""
     monkeypatch.setattr(process, "freeze_gc_heap", lambda: None)
     fields = {"device": "cpu", "trace": str(tmp_path / "steps.jsonl")}
     engine = process.EngineSpec("m1_single", "tiny-llama", fields).build()

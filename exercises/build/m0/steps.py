@@ -279,7 +279,7 @@ def sampling(parts: Parts) -> None:
     `top_p` the line ends after the token that reaches it, and `uniform` is a share of that."""
     logits = torch.tensor([0.1, 0.5, 0.05, 0.35]).log() + 3
     for temperature, top_p, uniform, wanted, why in (
-        (0.0, 1.0, 0.99, 1, "At temperature 0 it is the likeliest token, whatever uniform is."),
+        (0.0, 1.0, 0.99, 1, "At temperature 0 it is the likeliest token for every uniform number."),
         (1.0, 1.0, 0.49, 1, "Token 1 has the part from 0 to 0.5."),
         (1.0, 1.0, 0.6, 3, "After token 1, which ends at 0.5, comes token 3, up to 0.85."),
         (1.0, 1.0, 0.99, 2, "With top_p=1 all four count: from 0.95 on it is token 2."),

@@ -90,8 +90,8 @@ class NamedTool(BaseModel):
 
 
 class SomeTools(BaseModel):
-    """Those of the tools that may be called. The model is shown all, so that a prompt of the same
-    tools is found in the prefix cache."""
+    """Names the tools that may be called. The model is shown all of them, so that a prompt of the
+    same tools is found in the prefix cache."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1)

@@ -183,7 +183,7 @@ def test_only_recorded_steps_are_counted() -> None:
 
 @pytest.mark.gpu
 def test_graphs_leave_the_experts_that_were_met() -> None:
-    """With rows that fill no bucket, and a watcher that comes after the graphs."""
+    """The rows fill no bucket, and the tracer is added after graphs were captured."""
     loads = []
     for enforce_eager in (True, False):
         model, fields = small_model("qwen3_moe").cuda(), {"enforce_eager": enforce_eager}
