@@ -209,7 +209,9 @@ def step_of_lesson(launch: Launch, max_num_seqs: int, max_tokens: int) -> Device
     decoder = FusedDecoder(MODEL, angles, torch.bfloat16, device)
     keys, values = zip(*decoder.allocate_caches(1, 16), strict=True)
     shape = SimpleNamespace(dtype=torch.bfloat16)
-    cache: Any = SimpleNamespace(keys=keys, values=values, block_size=16, shape=shape)
+    cache: Any = SimpleNamespace(
+        group_of_layers=(), keys=keys, values=values, block_size=16, shape=shape
+    )
     config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_tokens)
     state = DeviceState(max_num_seqs, max_tokens, 16, MODEL.vocab_size, device)
     step = DeviceStep(decoder, cache, state, config, max_tokens, launch)

@@ -80,7 +80,9 @@ def logits_of_steps(model, ids, device, is_int8):
     decoder = fused(model, device, ops=ops_of(device, is_int8))
     keys, values = zip(*decoder.allocate_caches(40, BLOCK_SIZE), strict=True)
     shape = SimpleNamespace(dtype=keys[0].dtype)
-    cache = SimpleNamespace(keys=keys, values=values, block_size=BLOCK_SIZE, shape=shape)
+    cache = SimpleNamespace(
+        group_of_layers=(), keys=keys, values=values, block_size=BLOCK_SIZE, shape=shape
+    )
     state = DeviceState(2, 64, BLOCK_SIZE, decoder.config.vocab_size, torch.device(device))
     device_step = DeviceStep(decoder, cache, state, EngineConfig(max_num_seqs=2), 64)
     for seq, blocks in enumerate(torch.randperm(40)[:32].view(2, 16).tolist()):

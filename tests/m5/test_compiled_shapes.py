@@ -176,7 +176,7 @@ def test_nor_does_a_step_on_hopper(monkeypatch, is_int8, sizes):
     linear = Int8Linear() if is_int8 else FewRowsLinear.on(gpu)
     decoder = FusedDecoder(shape, angles, torch.bfloat16, device, DecoderOps(linear=linear))
     keys, values = zip(*decoder.allocate_caches(1, 16), strict=True)
-    cache: Any = SimpleNamespace(keys=keys, values=values, block_size=16)
+    cache: Any = SimpleNamespace(group_of_layers=(), keys=keys, values=values, block_size=16)
     config = EngineConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=num_tokens)
     state = DeviceState(max_num_seqs, num_tokens, 16, shape.vocab_size, device)
     step = DeviceStep(decoder, cache, state, config, num_tokens)
