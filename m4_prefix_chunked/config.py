@@ -50,10 +50,9 @@ class EngineConfig(m3_paged.config.EngineConfig):
     """"mixed": decode rows first, prefill rows take the rest of the budget. "prefill_first":
     a step with prefill rows has no others, so that arrivals stall every decode."""
 
-    disable_hybrid_kv_cache_manager: bool | None = None
+    disable_hybrid_kv_cache_manager: bool = False
     """Keep every block of every layer. False: where some layers have a window, those give back what
-    they see no more, unless `preemption` is "swap". None: False, but True in M5 on a GPU, where
-    this has not run yet."""
+    they see no more, unless `preemption` is "swap"."""
 
     speculation: str | None = None
     """"ngram": decode rows also compute draft tokens, made from the request's own tokens (see

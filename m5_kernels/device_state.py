@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -54,9 +53,10 @@ IDLE = StepSeq(-1, 0, False)
 class DeviceState:
     """State of up to `num_rows` requests, a row each, and the sequences of the current step.
 
-    views: each array by its name. Those of requests are `[num_rows]` or `[num_rows, width]`; a
-    seed has the bits of a uint64, and stop_ids and the pairs of bias_ids and biases repeat, to fill
-    a row. Those of `STEP` are `[num_seqs]`, in the order of the step.
+    views: each array by its name. Those of requests are `[num_rows]` or `[num_rows, width]`, but
+    `block_table` has the rows of one group of layers after those of another; a seed has the bits of
+    a uint64, and stop_ids and the pairs of bias_ids and biases repeat, to fill a row. Those of
+    `STEP` are `[num_seqs]`, in the order of the step.
 
     Args:
         num_seqs: most sequences of a step, if a row may have several; else num_rows.
@@ -86,10 +86,7 @@ class DeviceState:
         arrays: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
             "seeds": (torch.int64, one_number),  # first: 64-bit numbers need an even index
             "token_ids": (int32, (num_rows, max_model_len)),
-            **{
-                table_name(group): (int32, (num_rows, self.max_blocks))
-                for group in range(num_groups)
-            },
+            "block_table": (int32, (num_groups * num_rows, self.max_blocks)),
             "stop_ids": (int32, (num_rows, MAX_DEVICE_STOP_IDS)),
             **dict.fromkeys(("num_computed_tokens", "prompt_lens"), (int32, one_number)),
             **dict.fromkeys(("top_k", "min_tokens"), (int32, one_number)),
@@ -111,18 +108,15 @@ class DeviceState:
         for (name, (dtype, shape)), part in zip(arrays.items(), parts, strict=True):
             self.views[name] = part.view(dtype).view(shape)
             self._first_and_width[name] = part.storage_offset(), len(part) // shape[0]
+        self.block_tables = self.views["block_table"].unflatten(0, (num_groups, num_rows))
+        """Of all rows in each group of layers: `[num_groups, num_rows, max_blocks]`."""
         self.rows = RowState(
             self.views["token_ids"],
-            self.views[table_name(0)],
+            self.block_tables[0],
             self.views["num_computed_tokens"],
             self.views["prompt_lens"],
             block_size,
         )
-        self.group_rows = [
-            replace(self.rows, block_table=self.views[table_name(group)])
-            for group in range(num_groups)
-        ]
-        """The rows, with the block tables of each group of layers."""
         self.step_rows = self.views["step_rows"]
         self.reset()
 
@@ -142,6 +136,10 @@ class DeviceState:
         place = first + row * width + column
         self._places.append(range(place, place + len(values)))
         self._values.append(values)
+
+    def set_table(self, group: int, row: int, blocks: list[int], column: int) -> None:
+        """Note a change of the block table of a row in a group of layers."""
+        self.set("block_table", group * self.num_rows + row, blocks, column)
 
     def add_request(self, row: int, request: Request, num_computed_tokens: int) -> None:
         """Note all of a request, except its block table."""
@@ -197,11 +195,6 @@ class DeviceState:
             pin_memory=self._arena.is_cuda,
         ).to(self._arena.device, non_blocking=True)
         self._arena[pairs[0]] = pairs[1].int()
-
-
-def table_name(group: int) -> str:
-    """Return the name of the array with the block tables of a group of layers."""
-    return f"block_table_{group}" if group else "block_table"
 
 
 def check_rows(

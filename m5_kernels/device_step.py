@@ -8,8 +8,8 @@ Nothing here waits for the device or reads from it, so all of it can be part of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,9 +20,12 @@ from .decoder.load import Decoder
 from .device_state import DeviceState
 from .kernels.expand_step import append_sampled, expand_step
 from .kernels.launch import Launch
-from .kernels.step_metadata import RowState, StepMetadata
+from .kernels.step_metadata import StepMetadata
 from .sampler import Sampler, SamplingFeatures
 from .step_graphs import StepShape
+
+if TYPE_CHECKING:
+    from .kernels.expand_groups import GroupTables
 
 
 class DeviceStep:
@@ -53,14 +56,11 @@ class DeviceStep:
         self.metadata = StepMetadata.allocate(
             self.max_tokens, state.num_seqs, state.max_blocks, device
         )
-        self.group_tables = [
-            (
-                torch.zeros_like(self.metadata.slot_mapping),
-                torch.zeros_like(self.metadata.block_table),
-            )
-            for _ in state.group_rows[1:]
-        ]
-        """Slots and block tables of a step in each further group of layers."""
+        self.group_tables: GroupTables | None = None
+        if len(state.block_tables) > 1:  # the layers are in groups
+            from .kernels.expand_groups import GroupTables
+
+            self.group_tables = GroupTables(state.block_tables, self.metadata, cache.block_size)
         self.group_of_layers = cache.group_of_layers
         self.attention = decoder.ops.attention(
             decoder.attention_shape, state.num_seqs, cache.keys[0].dtype, device
@@ -87,34 +87,18 @@ class DeviceStep:
         rows, new_tokens, _ = self.state.step(shape.num_seqs)
         expand_step(self.state.rows, rows, new_tokens, metadata, self.launch)
         metadata = self.attention.prepare(metadata, self.launch)
-        metadata = self.in_groups(
-            metadata, lambda own, output: expand_step(own, rows, new_tokens, output, self.launch)
-        )
+        metadata = self.in_groups(metadata, rows)
         hidden = self.decoder.forward(
             metadata.input_ids, metadata, self.kv_caches, self.attention, self.launch
         )
         return hidden, metadata
 
-    def in_groups(
-        self, metadata: StepMetadata, expand: Callable[[RowState, StepMetadata], None]
-    ) -> StepMetadata:
-        """Return the metadata of a step with that of each group of layers, if there are several.
-
-        expand: fills the metadata of a step from rows of state.
-        """
-        if not self.group_tables:
+    def in_groups(self, metadata: StepMetadata, row_ids: torch.Tensor) -> StepMetadata:
+        """Return the metadata of a step with that of each group of layers, if there are several."""
+        if self.group_tables is None:
             return metadata
-        groups = [metadata]
-        for group, (slots, table) in enumerate(self.group_tables, 1):
-            own = replace(
-                metadata,
-                slot_mapping=slots[: len(metadata.slot_mapping)],
-                block_table=table[: len(metadata.block_table)],
-                group=group,
-            )
-            expand(self.state.group_rows[group], own)
-            groups.append(own)
-        return replace(metadata, groups=tuple(groups), group_of_layers=self.group_of_layers)
+        groups = self.group_tables.expand(metadata, row_ids, self.launch)
+        return replace(metadata, groups=groups, group_of_layers=self.group_of_layers)
 
     def sample(
         self, hidden: torch.Tensor, metadata: StepMetadata, features: SamplingFeatures

@@ -122,8 +122,7 @@ class LLMEngine(BaseEngine):
         config = with_swap_space(config, loaded.model, num_blocks)
         parts = backend.scheduler_parts or {}
         layers, groups = LayerGroups.of_config(loaded.model.config), None
-        may_group = device.type != "cuda" or config.disable_hybrid_kv_cache_manager is False
-        if len(layers) > 1 and group.size == 1 and may_group:  # some have a window
+        if len(layers) > 1 and group.size == 1:  # some have a window
             from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler, choose_groups
             from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
 

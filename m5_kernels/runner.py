@@ -29,7 +29,7 @@ from milestone_llm.core.request import Request, RequestStatus
 from .compiled_shapes import shapes_of_all_kernels
 from .config import EngineConfig
 from .decoder.load import Decoder
-from .device_state import DeviceState, StepSeq, table_name
+from .device_state import DeviceState, StepSeq
 from .device_step import DeviceStep, last_of_seqs
 from .group import Group
 from .kernels.expand_step import append_sampled
@@ -253,7 +253,7 @@ class ModelRunner:
         request_id = row.request.request_id
         if request_id not in self.rows:
             self.rows[request_id] = RunningRequest(self.free_rows.pop(), row.request)
-            self.sent_tables[request_id] = [SentTable() for _ in self.state.group_rows]
+            self.sent_tables[request_id] = [SentTable() for _ in self.state.block_tables]
             self.state.add_request(self.rows[request_id].row, row.request, row.start)
         index, sent_tables = self.rows[request_id].row, self.sent_tables[request_id]
         for group, (sent, blocks) in enumerate(
@@ -265,10 +265,10 @@ class ModelRunner:
             while sent.num_given_back < len(blocks) and blocks[sent.num_given_back] == NULL_BLOCK:
                 sent.num_given_back += 1
             if num_gone := sent.num_given_back - first:
-                self.state.set(table_name(group), index, [zeros] * num_gone, column=first)
+                self.state.set_table(group, index, [zeros] * num_gone, first)
             first = max(sent.num_blocks, sent.num_given_back)
             if first < len(blocks):
-                self.state.set(table_name(group), index, blocks[first:], column=first)
+                self.state.set_table(group, index, blocks[first:], first)
             sent.num_blocks = len(blocks)
         return index
 

@@ -156,7 +156,7 @@ def test_on_a_gpu_graphs_and_kernels_read_the_tables_of_each_group(family, windo
     expected = [hf_generate(model, each, 12, eos_token_id=VOCAB_SIZE) for each in prompts]
     engine = make_engine(
         m5_kernels, model, max_model_len=100, block_size=4, kv_cache_tokens=400,
-        max_num_batched_tokens=24, speculation=speculation, disable_hybrid_kv_cache_manager=False,
+        max_num_batched_tokens=24, speculation=speculation,
     )  # fmt: skip
     assert isinstance(engine.scheduler, HybridScheduler)
     for _ in range(2):

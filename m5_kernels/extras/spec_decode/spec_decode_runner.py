@@ -208,10 +208,7 @@ class SpecDecodeStep:
         offsets = self.offsets[:num_positions]
         propose(state.rows, self.num_drafts, rows, self.num_wanted[:num_positions], launch)
         expand_drafts(state.rows, self.num_drafts, rows, offsets, metadata, launch)
-        metadata = step.in_groups(
-            metadata,
-            lambda own, output: expand_drafts(own, self.num_drafts, rows, offsets, output, launch),
-        )
+        metadata = step.in_groups(metadata, rows)
         hidden = step.decoder.forward(
             metadata.input_ids, metadata, step.kv_caches, self.attention, launch
         )

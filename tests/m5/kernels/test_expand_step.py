@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from helpers.m5_models import same_metadata
 from m5_kernels.device_state import DeviceState
+from m5_kernels.kernels.expand_groups import expand_groups, expand_groups_torch
 from m5_kernels.kernels.expand_step import (
     append_sampled,
     append_sampled_torch,
     expand_step,
     expand_step_torch,
 )
+from m5_kernels.kernels.launch import PLAIN
+from m5_kernels.kernels.step_metadata import StepMetadata
 
 
 def check(
@@ -26,14 +30,21 @@ def check(
     max_model_len: int = 60,
     num_rows: int = 8,
 ) -> None:
-    state = DeviceState(num_rows, max_model_len, block_size, 1000, torch.device(device)).rows
+    whole = DeviceState(
+        num_rows, max_model_len, block_size, 1000, torch.device(device), num_groups=3
+    )
+    whole.block_tables.random_(0, 500)
+    state = whole.rows
     state.token_ids.random_(0, 1000)
-    state.block_table.random_(0, 500)
     state.num_computed_tokens.random_(0, max_model_len // 2)
     state.prompt_lens.random_(1, max_model_len // 2)
     row_ids = torch.tensor(rows, dtype=torch.int32, device=device)
     new = torch.tensor(num_new, dtype=torch.int32, device=device)
-    same_metadata(expand_step, expand_step_torch, state, row_ids, new, num_tokens=num_tokens)
+    first = same_metadata(
+        expand_step, expand_step_torch, state, row_ids, new, num_tokens=num_tokens
+    )
+    first = replace(first, num_chunks=sum(number > 1 for number in num_new))
+    check_groups(whole, row_ids, new, first, block_size)
     sampled = torch.randint(-1, 99, (len(rows),), dtype=torch.int32, device=device)
     other = copy.deepcopy(state)
     samples = torch.randint(0, 2, (len(rows),), dtype=torch.int32, device=device)
@@ -41,6 +52,29 @@ def check(
     append_sampled_torch(other, row_ids, new, samples, sampled)
     assert torch.equal(state.token_ids, other.token_ids)
     assert torch.equal(state.num_computed_tokens, other.num_computed_tokens)
+
+
+def check_groups(
+    state: DeviceState,
+    row_ids: torch.Tensor,
+    num_new: torch.Tensor,
+    first: StepMetadata,
+    block_size: int,
+) -> None:
+    """`expand_groups` and its twin give what `expand_step` gives with the tables of each group."""
+    for expand in (expand_groups, expand_groups_torch):
+        shape = 2, len(first.slot_mapping)
+        slots = torch.full(shape, -77, dtype=torch.int64, device=row_ids.device)
+        tables = first.block_table.new_full((2, *first.block_table.shape), -77)
+        launch = [PLAIN] if expand is expand_groups else []
+        expand(state.block_tables, row_ids, first, slots, tables, block_size, *launch)
+        for group in (1, 2):
+            own = replace(first, slot_mapping=slots[0].clone(), block_table=tables[0].clone())
+            own.block_table.fill_(-77)
+            rows = replace(state.rows, block_table=state.block_tables[group])
+            expand_step_torch(rows, row_ids, num_new, own)
+            assert torch.equal(slots[group - 1], own.slot_mapping)
+            assert torch.equal(tables[group - 1], own.block_table)
 
 
 @pytest.mark.parametrize(
