@@ -261,6 +261,8 @@ class ModelRunner:
         ):
             if copied and not copied.isdisjoint(blocks):
                 sent.num_blocks = 0
+            if len(blocks) == sent.num_blocks and blocks[sent.num_given_back] != NULL_BLOCK:
+                continue  # nothing has changed
             first, zeros = sent.num_given_back, self.cache.num_blocks
             while sent.num_given_back < len(blocks) and blocks[sent.num_given_back] == NULL_BLOCK:
                 sent.num_given_back += 1

@@ -85,7 +85,10 @@ class GroupBlockManager(BlockManager):
 
     def give_back(self, request_id: str, start: int) -> None:
         """Give back the blocks that no token from `start` on sees."""
-        table, index, gone = self.block_tables[request_id], self.first_needed(start), []
+        table, index = self.block_tables[request_id], self.first_needed(start)
+        if not index or table[index - 1] == NULL_BLOCK:
+            return
+        gone = []
         while index and table[index - 1] != NULL_BLOCK:
             index -= 1
             gone.append(table[index])
@@ -142,6 +145,9 @@ class GroupedBlocks(BlockManager):
         self.groups = [
             GroupBlockManager(pool, block_size, events, window, max_tokens) for window in windows
         ]
+        self.at_rest: dict[str, tuple[int, int]] = {}
+        """Until when a running request's tables stay as they are: until it has computed as many
+        tokens as the one number, or writes the token that is the other."""
 
     @property
     def num_available(self) -> int:
@@ -177,29 +183,52 @@ class GroupedBlocks(BlockManager):
         self.num_copies += len(copies)
         return copies
 
+    def fork(self, parent_id: str, child_id: str) -> None:
+        """Give a child the same tables as its parent: same blocks, one more reference each."""
+        self.at_rest.pop(parent_id, None)  # its next token is written into a block that is shared
+        super().fork(parent_id, child_id)
+
+    def is_at_rest(self, request: Request, end: int) -> bool:
+        """Whether a request can write the tokens up to `end - 1`, and no block goes back."""
+        rest = self.at_rest.get(request.request_id)
+        return rest is not None and end <= rest[1] and request.num_computed_tokens < rest[0]
+
+    def note_rest(self, request: Request, end: int) -> None:
+        """Note until when tables stay as they are, after tokens `.. end - 1` became writable."""
+        start, size = certain_start(request), self.block_size
+        next_starts = [
+            (group.first_needed(start) + 1) * size + group.window - 1
+            for group in self.groups
+            if group.window is not None
+        ]
+        self.at_rest[request.request_id] = min(next_starts), -(-end // size) * size
+
     def give_back(self, request: Request) -> None:
         """Give back what no layer sees from a request's first token on that is not certain.
 
         A token in flight may be taken back: that of a draft. Then its place is computed again, and
         sees as far back as before.
         """
+        start = certain_start(request)
         for group in self.groups:
-            group.give_back(request.request_id, certain_start(request))
+            group.give_back(request.request_id, start)
 
     def take_as_many(self, request: Request) -> None:
         """Make the next tokens of a prompt writable, in as many blocks as it gave back."""
+        start, num_tokens = certain_start(request), request.num_tokens
         for group in self.groups:
-            group.take_as_many(request.request_id, certain_start(request), request.num_tokens)
+            group.take_as_many(request.request_id, start, num_tokens)
 
     def free(self, request_id: str) -> None:
         """Drop a request's tables, last block first."""
         del self.block_tables[request_id]
+        self.at_rest.pop(request_id, None)
         for group in self.groups:
             group.free(request_id)
 
     def reset(self) -> None:
         """Drop all tables, even if the bookkeeping is broken."""
-        self.block_tables = {}
+        self.block_tables, self.at_rest = {}, {}
         for group in self.groups:
             group.reset()
 
@@ -226,6 +255,10 @@ class GroupedBlocks(BlockManager):
             num_promised = own.total() - len(own) if group.window is not None else 0
             assert num_promised == group.num_promised, "promised blocks miscounted"
             assert group.block_tables.keys() == self.block_tables.keys(), "a table is missing"
+        for name, (_, end) in self.at_rest.items():
+            for group in self.groups:
+                last = group.block_tables[name][end // self.block_size - 1]
+                assert self.pool.ref_counts[last] == 1, "a block to be written is shared"
         for block, count in enumerate(self.pool.ref_counts):
             assert held[block] == count, f"block {block}: {held[block]} tables, count {count}"
         free = self.pool.free_blocks

@@ -143,14 +143,21 @@ class HybridKVCacheManager(KVCacheManager):
 
     def append(self, request: Request, plan: StepPlan, num_guesses: int = 0) -> bool:
         """Make room for a running request's next token, first in what it gives back."""
+        end = request.num_tokens + num_guesses
+        if self.grouped.is_at_rest(request, end):
+            return True
         self.grouped.give_back(request)
-        return super().append(request, plan, num_guesses)
+        if not super().append(request, plan, num_guesses):
+            return False
+        self.grouped.note_rest(request, end)
+        return True
 
     def cache(self, request: Request, end: int) -> None:
         """Make findable the blocks that tokens `.. end - 1` fill: their step is planned. A prompt
         first gives back what these tokens do not see, and takes as many blocks."""
-        self.grouped.give_back(request)
-        self.grouped.take_as_many(request)
+        if not self.grouped.is_at_rest(request, request.num_tokens):
+            self.grouped.give_back(request)
+            self.grouped.take_as_many(request)
         super().cache(request, end)
 
     def usage(self, running: Sequence[Request], watermark: int) -> KVUsage:
