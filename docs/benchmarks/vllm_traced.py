@@ -16,7 +16,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-BLOCK_SIZE, NUM_BLOCKS = 16, 96
+BLOCK_SIZE, NUM_BLOCKS = 16, 56
 LIMITS = {"max_num_seqs": 8, "max_model_len": 512, "max_num_batched_tokens": 256}
 
 
@@ -53,12 +53,21 @@ def run_vllm(model: str, load_format: str, trace: str) -> None:
     llm.generate(prompts, params)
 
 
-def run_m5(model: str, trace: str) -> None:
+def run_m5(model: str, load_format: str, trace: str) -> None:
     """Serve the requests with M5, traced."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     from m5_kernels import LLMEngine, SamplingParams
 
+    source: Any = model
+    if load_format == "dummy":
+        with torch.device("cuda"):
+            config = AutoConfig.from_pretrained(model)
+            source = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     fields: dict[str, Any] = {"block_size": BLOCK_SIZE, "kv_cache_tokens": BLOCK_SIZE * NUM_BLOCKS}
-    engine = LLMEngine(model, trace=trace, **fields, **LIMITS)
+    engine = LLMEngine(source, trace=trace, **fields, **LIMITS)
+    engine.warm_up()
     params = [
         SamplingParams(temperature=0, max_tokens=number, ignore_eos=True)
         for _, number in requests()
@@ -69,7 +78,9 @@ def run_m5(model: str, trace: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="a Hugging Face id or a folder")
-    parser.add_argument("--load-format", default="auto", help="vLLM's; dummy: random weights")
+    parser.add_argument(
+        "--load-format", default="auto", help="dummy: random weights, others in each engine"
+    )
     parser.add_argument("-o", "--output", type=Path, default=Path("both.html"))
     args = parser.parse_args()
     traces = [args.output.with_suffix(f".{name}.jsonl") for name in ("vllm", "m5")]
@@ -77,7 +88,9 @@ def main() -> None:
     process = multiprocessing.get_context("spawn").Process(target=run_vllm, args=words)
     process.start()
     process.join()
-    run_m5(args.model, str(traces[1]))
+    if process.exitcode:
+        parser.error("vLLM ended with an error")
+    run_m5(args.model, args.load_format, str(traces[1]))
     from milestone_llm.lab.explorer.page import Run, write_page
     from milestone_llm.trace.jsonl import read_run
 
