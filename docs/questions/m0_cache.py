@@ -1,5 +1,6 @@
 """The same 16 tokens with the KV cache and without: positions, operations, bytes, time."""
 
+import sys
 import time
 
 import torch
@@ -20,6 +21,7 @@ def generate(model: Model, prompt: list[int], has_cache: bool) -> tuple[list[int
         num_computed += len(new)
         caches = new_caches if has_cache else None
         known.append(int(logits.argmax()))
+        print(".", end="", file=sys.stderr, flush=True)
     return known, num_computed
 
 
@@ -35,7 +37,7 @@ def main() -> None:
 
     print(f"{in_layers:,} weights in layers, {head:,} in the LM head, 4 bytes each")
     print(f"{cache_bytes // NUM_PROMPT:,} bytes of KV per token\n")
-    print("                              with the cache    without")
+    print("                              with the cache    without", flush=True)
     answers, columns = [], []
     for has_cache in (True, False):
         start = time.perf_counter()
@@ -46,6 +48,7 @@ def main() -> None:
         two_a_weight = 2 * (in_layers * num_computed + head * NUM_NEW)
         answers.append(tokens)
         columns.append((num_computed, two_a_weight / 1e9, counter.get_total_flops() / 1e9, seconds))
+    print(file=sys.stderr)
     positions, estimates, counts, times = zip(*columns, strict=True)
     print("positions computed     {:20,} {:10,}".format(*positions))
     print("GFLOP, two a weight    {:20.1f} {:10.1f}".format(*estimates))

@@ -3,6 +3,8 @@
 A hook on the model records the shape of every forward pass. The rest is plain transformers.
 """
 
+import sys
+
 import torch
 
 from milestone_llm.models.checkpoint import load_model, render_chat
@@ -18,14 +20,21 @@ input_ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in pro
 attention_mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
 
 shapes: list[tuple[int, ...]] = []
-model.register_forward_pre_hook(
-    lambda module, args, inputs: shapes.append(tuple(inputs["input_ids"].shape)), with_kwargs=True
-)
+
+
+def watch(module, args, inputs) -> None:
+    """Keep the shape, and show that a forward pass begins."""
+    shapes.append(tuple(inputs["input_ids"].shape))
+    print(".", end="", file=sys.stderr, flush=True)
+
+
+model.register_forward_pre_hook(watch, with_kwargs=True)
 with torch.inference_mode():
     output = model.generate(
         input_ids, attention_mask=attention_mask, max_new_tokens=100, do_sample=False
     )
 
+print(file=sys.stderr)
 lengths = []
 for row in output[:, width:].tolist():
     eos = model.generation_config.eos_token_id

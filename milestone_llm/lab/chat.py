@@ -18,7 +18,14 @@ import sys
 from collections.abc import Sequence
 
 from milestone_llm import MILESTONES
-from milestone_llm.cli import Formatter, add_options, config_fields, positive, run_command
+from milestone_llm.cli import (
+    Formatter,
+    add_options,
+    config_fields,
+    positive,
+    run_command,
+    say_that_it_loads,
+)
 from milestone_llm.core.errors import InputError
 
 WITH_CACHE = {name[:2]: name for name in MILESTONES[3:]}
@@ -74,13 +81,6 @@ def chat(args: argparse.Namespace) -> None:
     counts = engine.stats()["prefix_cache"]
     saved, queried = counts["saved_tokens"], plural(counts["queried_tokens"], "prompt token")
     console.print(f"{saved:,} of {queried} came from the prefix cache.")
-
-
-def say_that_it_loads(args: argparse.Namespace) -> None:
-    """Say why nothing happens for some seconds."""
-    from milestone_llm.consoles import log_console
-
-    log_console.print(f"Loading {args.model}.", style="dim", markup=False)
 
 
 def read_line() -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from milestone_llm import MILESTONES
-from milestone_llm.cli import Formatter, add_options, positive, run_command
+from milestone_llm.cli import Formatter, add_options, positive, run_command, say_that_it_loads
 
 if TYPE_CHECKING:
     from .compare import Bench
@@ -60,7 +60,11 @@ def bench_command(
         finally:  # also after an error: keep what was measured
             bench.write()
 
-    return run_command(body, args, before)
+    def check(args: argparse.Namespace) -> None:
+        before(args)
+        say_that_it_loads(args)
+
+    return run_command(body, args, check)
 
 
 def run_workload(bench: Bench) -> None:

@@ -11,6 +11,7 @@ from milestone_llm.cli import (
     add_options,
     positive,
     run_command,
+    say_that_it_loads,
     try_to_write,
 )
 from milestone_llm.core.errors import InputError
@@ -73,6 +74,7 @@ def run_demo(
             try_to_write(path)
         if args.scheduler is not None:
             try_scheduler(Path(args.scheduler))
+        say_that_it_loads(args)
         args.seconds = seconds
         args.check_invariants = args.scheduler is not None
 
