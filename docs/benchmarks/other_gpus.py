@@ -304,7 +304,7 @@ def main() -> None:
         notes += [f"{title}, {kernel}: spills {count} bytes" for kernel, count in worst.items()]
     head = ["target", "kernels", "fail", "KiB shared", "by", "registers", "spill"]
     console.print(table("", head, cells))
-    for note in notes:
+    for note in dict.fromkeys(notes):
         console.print(note)
 
 
