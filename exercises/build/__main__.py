@@ -39,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def body() -> int:
         if args.course is None:
             return progress()
+        from milestone_llm.consoles import log_console
+
+        log_console.print(f"Loading the course {args.course}.", style="dim")
         course = Course.named(args.course)
         if args.step is not None and not 1 <= args.step <= len(course.steps):
             parser.error(f"{course.name} has the steps 1 to {len(course.steps)}, got {args.step}")
