@@ -96,6 +96,11 @@ def choose_backend(
     chosen = Backend(launch=Launch.on(device))
     if "fp8" in (config.quantization, config.kv_cache_dtype):
         _check_fp8(device)
+    stored = None
+    if config.quantization == "fp8":
+        from .extras.quantization.fp8_checkpoint import take_scales
+
+        stored = take_scales(source, model)
     if not runs_no_kernels(device):
         chosen = _gpu(chosen, config, model, device, group)
     elif group.size == 1:
@@ -110,7 +115,7 @@ def choose_backend(
     if config.quantization == "int8":
         chosen = _int8(chosen, model, device, group)
     elif config.quantization == "fp8":
-        chosen = _fp8(chosen, model, device)
+        chosen = _fp8(chosen, model, device, stored)
     elif config.quantization == "gguf":
         chosen = _gguf(chosen, source, model, device)
     if group.size > 1:
@@ -241,15 +246,16 @@ def _check_fp8(device: torch.device) -> None:
         raise InputError(f'fp8 needs an Ada or Hopper GPU, this is {name}: quantization="int8"')
 
 
-def _fp8(chosen: Backend, model: PreTrainedModel, device: torch.device) -> Backend:
+def _fp8(chosen: Backend, model: PreTrainedModel, device: torch.device, stored: Any) -> Backend:
     from .extras.quantization.fp8_linear import Fp8Linear, fp8_ops
 
     _check_fusible(model, 'quantization="fp8"')
     if model.dtype == torch.float16:
         raise InputError('quantization="fp8" returns products that float16 cannot hold: bfloat16')
     if runs_no_kernels(device) or not DecoderConfig.from_hf(model.config).is_lesson:
-        return replace(chosen, ops=replace(chosen.ops, linear=Fp8Linear(exact=chosen.ops.linear)))
-    return replace(chosen, ops=fp8_ops(chosen.ops))
+        linear = Fp8Linear(exact=chosen.ops.linear, stored=stored)
+        return replace(chosen, ops=replace(chosen.ops, linear=linear))
+    return replace(chosen, ops=fp8_ops(chosen.ops, stored))
 
 
 def _gguf(chosen: Backend, source: object, model: PreTrainedModel, device: torch.device) -> Backend:

@@ -48,6 +48,10 @@ class LinearMethod:
 
     # -- weights -----------------------------------------------------------------------------
 
+    def joined(self, weights: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+        """Return weights of a checkpoint, each with its scales if it is stored with some."""
+        return weights
+
     def create(
         self, out_size: int, in_size: int, dtype: torch.dtype, device: torch.device | str
     ) -> Weight:

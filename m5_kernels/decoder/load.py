@@ -238,16 +238,17 @@ def _read_files(decoder: FusedDecoder, source: str, model: PreTrainedModel) -> N
         decoder.load_randomly()
         return
     files = safetensors_files(place)
+    join = decoder.ops.linear.joined
     known = {*decoder.slices(), "lm_head.weight"}
     try:
-        names = {decoder.name_of(name) for name, _ in read_safetensors(files)}
+        names = {decoder.name_of(name) for name, _ in join(read_safetensors(files))}
     except SafetensorError as error:
         raise InputError(
             f"cannot load {source}: a safetensors file is damaged ({error})"
         ) from error
     unread = {name for name in names - known if not is_passed_over(name, model)}
     check_unread(source, unread, model)
-    weights = read_safetensors(files)
+    weights = join(read_safetensors(files))
     wanted: Iterable[tuple[str, Any]] = (
         (name, weight) for name, weight in weights if decoder.name_of(name) in known
     )

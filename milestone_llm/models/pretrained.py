@@ -116,10 +116,15 @@ def load_empty_model(
 
     Raises:
         InputError: its config cannot be loaded, or its weights are quantized in an unknown way.
+            If ModelOpt quantized them, the model's config says so.
     """
     config = from_pretrained(AutoConfig, source)
     check_text_model(source, config)
-    check_quantization(source, config)
+    modelopt = modelopt_fields(source, config)
+    if modelopt is None:
+        check_quantization(source, config)
+    else:  # who reads the weights will refuse what it does not know
+        config.quantization_config = modelopt
     model = build_empty_model(config, dtype, device)
     with contextlib.suppress(InputError):  # most models have one, but not all
         model.generation_config = from_pretrained(GenerationConfig, source)
@@ -155,6 +160,11 @@ def check_quantization(source: str, config: PretrainedConfig) -> None:
     Raises:
         InputError: the kind is not known; the message names it.
     """
+    if modelopt := modelopt_fields(source, config):
+        raise InputError(
+            f"{source} is quantized to {modelopt['quant_algo']} by ModelOpt: of its kinds, M5 "
+            'reads FP8, with quantization="fp8"'
+        )
     for part in (config, getattr(config, "text_config", None)):
         quantization = getattr(part, "quantization_config", None)
         if quantization is None:
@@ -164,22 +174,27 @@ def check_quantization(source: str, config: PretrainedConfig) -> None:
         with quiet_transformers():
             if method is None or not AutoHfQuantizer.supports_quant_method(fields):
                 raise InputError(f"{source} is quantized, and quant_method {method!r} is not known")
-        return
-    file = None
-    with contextlib.suppress(OSError):  # most repositories have no such file
-        is_offline = Path(source).expanduser().is_dir() or not hub_answers()
-        file = find_file(source, _MODELOPT_CONFIG, is_offline)
-    if file is None:
-        return
-    try:
-        algorithm = json.loads(file.read_bytes())["quantization"]["quant_algo"]
-    except (KeyError, TypeError, ValueError):
-        algorithm = "an unknown form"
-    if algorithm is not None:  # else only keys and values are to be quantized
-        raise InputError(
-            f"{source} is quantized to {algorithm} by ModelOpt ({_MODELOPT_CONFIG}), "
-            "which is not known here"
-        )
+
+
+def modelopt_fields(source: str, config: PretrainedConfig) -> dict[str, Any] | None:
+    """Return what ModelOpt did to the weights, with a `quant_method` and a `quant_algo`; None if
+    it did nothing to them."""
+    fields = getattr(config, "quantization_config", None)
+    if fields is None:
+        file = None
+        with contextlib.suppress(OSError):  # most repositories have no such file
+            is_offline = Path(source).expanduser().is_dir() or not hub_answers()
+            file = find_file(source, _MODELOPT_CONFIG, is_offline)
+        if file is None:
+            return None
+        try:
+            fields = {**json.loads(file.read_bytes())["quantization"], "quant_method": "modelopt"}
+        except (KeyError, TypeError, ValueError):
+            fields = {"quant_method": "modelopt", "quant_algo": "an unknown form"}
+        if fields.get("quant_algo") is None:  # only keys and values are to be quantized
+            return None
+    is_modelopt = isinstance(fields, dict) and fields.get("quant_method") == "modelopt"
+    return {"quant_algo": None, **fields} if is_modelopt else None
 
 
 def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:

@@ -197,7 +197,7 @@ MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "zeros of an expert": (with_weights(model__layers__0__mlp__experts__0__qzeros=1), "0.qzeros"),
     "a kind of quantization that is not known": (
         config(quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"}),
-        "quant_method 'modelopt' is not known",
+        "quantized to FP8 by ModelOpt",
     ),
     "quantization without a kind": (config(quantization_config={"bits": 4}), "quantized, and "),
     "quantization in a file of its own": (

@@ -22,6 +22,7 @@ from m5_kernels.decoder.ops import DecoderOps
 from m5_kernels.kernels.launch import PLAIN, Launch
 from milestone_llm.core.errors import InputError
 
+from .fp8_checkpoint import ScaledWeight, StoredScales
 from .fp8_one_row import one_row_fp8
 from .fp8_rows import RoundedRows, ScaledRows, add_norm, round_rows, silu_mul_rounded
 from .fp8_weight import Fp8Rows, Fp8Weight
@@ -37,8 +38,14 @@ class Fp8Linear(LinearMethod):
     """For the LM head."""
     is_fused: bool = False
     """Whether a product of several tokens returns `ScaledRows`, for the operations of `fp8_ops`."""
+    stored: StoredScales | None = None
+    """Scales of a checkpoint that is in e4m3 already."""
 
     # -- weights -----------------------------------------------------------------------------
+
+    def joined(self, weights: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
+        """Return weights of a checkpoint, each with its scales if it is stored with some."""
+        return weights if self.stored is None else self.stored.joined(weights)
 
     def create(
         self, out_size: int, in_size: int, dtype: torch.dtype, device: torch.device | str
@@ -60,7 +67,8 @@ class Fp8Linear(LinearMethod):
     ) -> None:
         """Round a weight, once all parts of a merged one are there."""
         if isinstance(target, Fp8Rows):
-            target.fill(weight[part].to(dtype))
+            exact = weight[part]
+            target.fill(exact if isinstance(weight, ScaledWeight) else exact.to(dtype))
         else:
             self.exact.load(target, weight, part, dtype)
 
@@ -128,7 +136,7 @@ def product_fp8(hidden: RoundedRows, weight: Fp8Weight) -> ScaledRows:
     return ScaledRows(product, hidden.scale)
 
 
-def fp8_ops(ops: DecoderOps) -> DecoderOps:
+def fp8_ops(ops: DecoderOps, stored: StoredScales | None) -> DecoderOps:
     """Return operations with which linear layers compute in 8 bits."""
 
     def norm(rounds: bool, hidden: Any, residual: torch.Tensor, *args: Any) -> Any:
@@ -144,7 +152,7 @@ def fp8_ops(ops: DecoderOps) -> DecoderOps:
 
     return replace(
         ops,
-        linear=Fp8Linear(exact=ops.linear, is_fused=True),
+        linear=Fp8Linear(exact=ops.linear, is_fused=True, stored=stored),
         add_norm=partial(norm, True),
         last_norm=partial(norm, False),
         rope_kv_write=rope,

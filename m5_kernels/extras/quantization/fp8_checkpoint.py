@@ -1,0 +1,160 @@
+"""Checkpoints whose weights are in e4m3 already, with scales as others store them.
+
+    up_proj.weight             e4m3 [out, in]
+    up_proj.weight_scale       one number, or one for each row         compressed-tensors, ModelOpt
+    up_proj.weight_scale_inv   one for each block, mostly 128 x 128    Hugging Face, DeepSeek
+    up_proj.input_scale        of activations; not used, since each token gets a scale of its own
+
+A weight is multiplied by its scales, and rounded again with one scale for a merged matrix. Numbers
+that had this scale already do not change.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedModel
+
+from milestone_llm.core.errors import InputError
+from milestone_llm.models.checkpoint import locate
+from milestone_llm.models.hub_files import safetensors_files
+
+log = logging.getLogger(__name__)
+
+SCALES = (".weight_scale", ".weight_scale_inv")
+UNUSED = (".input_scale", ".activation_scale")
+"""Scales of activations that were measured when the checkpoint was made."""
+FORMATS = ("float-quantized", "naive-quantized")
+"""Of compressed-tensors: a byte a weight."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScaledWeight:
+    """A weight of a checkpoint, which is multiplied by its scales when it is sliced.
+
+    weight: slices of it are e4m3. scale: `[1, 1]`, or with one number for each `block`, of so many
+    rows and columns.
+    """
+
+    weight: Any
+    scale: torch.Tensor
+    block: tuple[int, int]
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the weight."""
+        return list(self.weight.get_shape())
+
+    def __getitem__(self, part: tuple[slice, ...]) -> torch.Tensor:
+        rows, columns = (
+            torch.arange(size)[own] // length
+            for size, own, length in zip(self.get_shape(), part, self.block, strict=True)
+        )
+        return self.weight[part].float() * self.scale[rows[:, None], columns]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredScales:
+    """The scales of a checkpoint, by the names of its modules."""
+
+    source: str
+    scales: dict[str, torch.Tensor]
+    block: tuple[int, int] | None
+    """Rows and columns for which there is one number; None: rows, or whole matrices."""
+
+    def joined(self, weights: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+        """Yield the weights of the checkpoint without its scales, each multiplied by its own.
+
+        Raises:
+            InputError: a weight in few bits has no scale, or a scale no such weight.
+        """
+        for name, weight in weights:
+            module, _, kind = name.rpartition(".")
+            if f".{kind}" in SCALES + UNUSED:
+                continue
+            scale = self.scales.get(module) if kind == "weight" else None
+            if (weight.get_dtype() == "F8_E4M3") != (scale is not None):
+                raise InputError(
+                    f"{self.source}: {name} is in {weight.get_dtype()} and "
+                    f"{'has no scale' if scale is None else 'has a scale'}"
+                )
+            yield name, weight if scale is None else self._scaled(name, weight, scale)
+
+    def _scaled(self, name: str, weight: Any, scale: torch.Tensor) -> ScaledWeight:
+        out_size, in_size = weight.get_shape()
+        kinds = {(1, 1): (out_size, in_size), (out_size, 1): (1, in_size)}
+        if self.block is not None:
+            rows, columns = self.block
+            kinds[-(-out_size // rows), -(-in_size // columns)] = self.block
+        shape = tuple(scale.shape)
+        shape = shape if len(shape) == 2 else (scale.numel(), 1)
+        if shape not in kinds:
+            raise InputError(
+                f"{self.source}: {name} is {out_size} x {in_size}, with scales {list(scale.shape)}"
+            )
+        return ScaledWeight(weight, scale.float().view(shape), kinds[shape])
+
+
+def take_scales(source: object, model: PreTrainedModel) -> StoredScales | None:
+    """Return the scales of a checkpoint in e4m3; None if it is not quantized.
+
+    model: without weights. Its config then no longer says that it is quantized: it gets weights
+    that are multiplied by their scales.
+
+    Raises:
+        InputError: the checkpoint is quantized in another way.
+    """
+    fields = getattr(model.config, "quantization_config", None)
+    if isinstance(source, PreTrainedModel) or fields is None:
+        return None
+    block = block_of(str(source), fields if isinstance(fields, dict) else fields.to_dict())
+    place, _ = locate(str(source))
+    scales = {}
+    for file in safetensors_files(place):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - it is no dict
+                if name.endswith(SCALES):
+                    scales[name.rpartition(".")[0]] = tensors.get_tensor(name)
+    del model.config.quantization_config
+    log.warning("%s has weights in e4m3: they are rounded again, to one scale a matrix", source)
+    return StoredScales(str(source), scales, block)
+
+
+def block_of(source: str, fields: dict[str, Any]) -> tuple[int, int] | None:
+    """Return the rows and columns for which a checkpoint has one scale; None for rows or matrices.
+
+    fields: `quantization_config` of its config.json, or what ModelOpt has in its own file.
+
+    Raises:
+        InputError: the weights are not in e4m3 with such scales; the message names what they are.
+    """
+    method = found = str(fields.get("quant_method"))
+    blocks = {tuple(fields.get("weight_block_size") or ())}
+    is_known = False
+    if method == "fp8":
+        found += f" {fields.get('fmt', 'e4m3')}"
+        is_known = found == "fp8 e4m3"
+    elif method == "modelopt":
+        found += f" {fields.get('quant_algo')}"
+        is_known = found == "modelopt FP8"
+    elif method == "compressed-tensors":
+        groups = [each.get("weights") or {} for each in fields.get("config_groups", {}).values()]
+        blocks = {tuple(each.get("block_structure") or ()) for each in groups}
+        kinds = {f"{each.get('type')} {each.get('num_bits')}" for each in groups}
+        strategies = {each.get("strategy") for each in groups}
+        sparsity = (fields.get("sparsity_config") or {}).get("format", "dense")
+        found += f" {', '.join(sorted(kinds))}, {fields.get('format')}, {sparsity}"
+        is_known = kinds == {"float 8"} and strategies <= {"tensor", "channel", "block"}
+        is_known = is_known and fields.get("format") in FORMATS and sparsity == "dense"
+        is_known = is_known and not fields.get("transform_config")
+    blocks.discard(())
+    if not is_known or len(blocks) > 1:
+        raise InputError(
+            f'{source} is quantized as {found}: of quantized checkpoints, quantization="fp8" '
+            "reads those in e4m3 with scales for matrices, rows or blocks"
+        )
+    return blocks.pop() if blocks else None

@@ -1,0 +1,207 @@
+"""Checkpoints in e4m3, as compressed-tensors, ModelOpt and Hugging Face write them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import m5_kernels
+from helpers.engines import greedy, make_engine, random_prompts
+from m5_kernels.extras.quantization.fp8_weight import E4M3, LARGEST
+from milestone_llm.core.errors import InputError
+from milestone_llm.models.tiny_models import build_tiny_model
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available() or find_spec("compressed_tensors") is not None,
+    reason="Hugging Face's modules would read more of them",
+)
+
+BLOCK = (48, 40)  # does not divide the sizes of the matrices
+Files = tuple[dict[str, torch.Tensor], dict[str, Any], dict[str, Any]]
+"""Weights, config.json, and hf_quant_config.json."""
+
+
+def compressed(strategy: str, **fields: Any) -> dict[str, Any]:
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy, "block_structure": None}
+    if strategy == "block":
+        weights["block_structure"] = list(BLOCK)
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    head = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+    return {**head, "config_groups": groups, "ignore": ["lm_head"], **fields}
+
+
+FINE_GRAINED = {"quant_method": "fp8", "weight_block_size": list(BLOCK)}
+MODELOPT = {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head"]}
+FORMS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
+    # how large a part has a scale, its name, config.json, ModelOpt's own file
+    "compressed-tensors, matrices": ("matrix", "weight_scale", compressed("tensor"), {}),
+    "compressed-tensors, rows": ("row", "weight_scale", compressed("channel"), {}),
+    "compressed-tensors, blocks": ("block", "weight_scale", compressed("block"), {}),
+    "Hugging Face, blocks": ("block", "weight_scale_inv", FINE_GRAINED, {}),
+    "AutoFP8, matrices": ("matrix", "weight_scale", {"quant_method": "fp8"}, {}),
+    "ModelOpt": ("scalar", "weight_scale", {}, MODELOPT),
+    "ModelOpt, config.json": (
+        "scalar",
+        "weight_scale",
+        {"quant_method": "modelopt", **MODELOPT},
+        {},
+    ),
+}
+
+
+def rounded(matrix: torch.Tensor, part: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a matrix in e4m3, its scales, and what the two stand for."""
+    out_size, in_size = matrix.shape
+    rows, columns = {"row": (1, in_size), "block": BLOCK}.get(part, (out_size, in_size))
+    scales = torch.stack(
+        [
+            torch.stack([block.abs().amax() / LARGEST for block in band.split(columns, 1)])
+            for band in matrix.split(rows)
+        ]
+    )
+    wide = scales.repeat_interleave(rows, 0)[:out_size]
+    wide = wide.repeat_interleave(columns, 1)[:, :in_size]
+    values = (matrix / wide).to(E4M3)
+    stored = scales.reshape({"matrix": (1,), "scalar": ()}.get(part, scales.shape))
+    return values, stored.contiguous(), values.float() * wide
+
+
+def write_checkpoint(
+    folder: Path, form: str, change: Callable[[Files], object] = lambda files: None
+) -> Any:
+    """Write a tiny checkpoint in a form. Returns the model that its weights stand for."""
+    part, kind, config, modelopt = FORMS[form]
+    model = build_tiny_model("qwen3")
+    model.save_pretrained(folder)
+    weights, fields = load_file(folder / "model.safetensors"), copy.deepcopy(config)
+    exact = model.state_dict()
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        weights[name], scales, stands_for = rounded(weights[name] * 1.1, part)
+        weights[name.removesuffix("weight") + kind] = scales
+        weights[name.removesuffix("weight") + "input_scale"] = torch.tensor(0.02)
+        exact[name].copy_(stands_for)
+    head = json.loads((folder / "config.json").read_text())
+    files: Files = weights, fields, copy.deepcopy(modelopt)
+    change(files)
+    if fields:
+        head["quantization_config"] = fields
+    (folder / "config.json").write_text(json.dumps(head))
+    if files[2]:
+        (folder / "hf_quant_config.json").write_text(json.dumps({"quantization": files[2]}))
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    return model
+
+
+def loaded(model: Any, **fields: Any) -> Any:
+    return make_engine(m5_kernels, model, device="cpu", max_model_len=64, **fields)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_checkpoint_is_the_model_that_its_weights_stand_for(form, tmp_path, caplog):
+    exact = write_checkpoint(tmp_path, form)
+    ours = loaded(str(tmp_path), quantization="fp8", dtype="float32")
+    expected = loaded(exact, quantization="fp8")
+    for own, other in zip(ours.decoder.layers, expected.decoder.layers, strict=True):
+        for weight, wanted in zip(own.linear_weights, other.linear_weights, strict=True):
+            assert torch.equal(weight.weight.values.float(), wanted.weight.values.float())
+            assert torch.equal(weight.weight.scale, wanted.weight.scale)
+    prompts = random_prompts([9, 4], seed=4)
+    outputs = [each.generate(prompts, greedy(8)) for each in (ours, expected)]
+    assert [each.token_ids for each in outputs[0]] == [each.token_ids for each in outputs[1]]
+    told = [record.message for record in caplog.records]
+    assert len(told) == 1
+    assert "rounded again" in told[0]
+
+
+def test_one_scale_of_a_file_stays_and_with_it_every_bit(tmp_path):
+    write_checkpoint(tmp_path, "ModelOpt")
+    engine = loaded(str(tmp_path), quantization="fp8", dtype="bfloat16")
+    weights = load_file(tmp_path / "model.safetensors")
+    for index, layer in enumerate(engine.decoder.layers):
+        name = f"model.layers.{index}.mlp.down_proj.weight"
+        assert torch.equal(layer.mlp.down.values.float(), weights[name].float())
+        assert float(layer.mlp.down.scale) == pytest.approx(float(weights[f"{name}_scale"]), 1e-5)
+
+
+NAME = "model.layers.1.mlp.up_proj"
+UNREAD: dict[str, tuple[str, Callable[[Files], object], str]] = {
+    "NVFP4": ("ModelOpt", lambda files: files[2].update(quant_algo="NVFP4"), "modelopt NVFP4"),
+    "e5m2": ("Hugging Face, blocks", lambda files: files[1].update(fmt="e5m2"), "fp8 e5m2"),
+    "4 bits": (
+        "compressed-tensors, rows",
+        lambda files: files[1]["config_groups"]["group_0"]["weights"].update(num_bits=4),
+        "float 4",
+    ),
+    "groups": (
+        "compressed-tensors, rows",
+        lambda files: files[1]["config_groups"]["group_0"]["weights"].update(strategy="group"),
+        "compressed-tensors float 8",
+    ),
+    "sparse": (
+        "compressed-tensors, rows",
+        lambda files: files[1].update(sparsity_config={"format": "sparse-24-bitmask"}),
+        "sparse-24-bitmask",
+    ),
+    "rotated": (
+        "compressed-tensors, rows",
+        lambda files: files[1].update(transform_config={"config_groups": {"u": {}}}),
+        "compressed-tensors float 8",
+    ),
+    "AWQ": ("ModelOpt, config.json", lambda files: files[1].update(quant_method="awq"), "awq"),
+    "no scale": (
+        "compressed-tensors, matrices",
+        lambda files: files[0].pop(f"{NAME}.weight_scale"),
+        f"{NAME}.weight is in F8_E4M3 and has no scale",
+    ),
+    "a scale for nothing": (
+        "Hugging Face, blocks",
+        lambda files: files[0].update({f"{NAME}.weight": torch.zeros(128, 64)}),
+        f"{NAME}.weight is in F32 and has a scale",
+    ),
+    "blocks of other sizes": (
+        "Hugging Face, blocks",
+        lambda files: files[1].update(weight_block_size=[64, 64]),
+        "with scales",
+    ),
+    "a zero point": (
+        "compressed-tensors, rows",
+        lambda files: files[0].update({f"{NAME}.weight_zero_point": torch.ones(128, 1)}),
+        f"{NAME}.weight_zero_point",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNREAD)
+def test_what_is_stored_in_another_way_is_refused_by_name(what, tmp_path):
+    form, change, message = UNREAD[what]
+    write_checkpoint(tmp_path, form, change)
+    with pytest.raises(InputError) as error:
+        loaded(str(tmp_path), quantization="fp8", dtype="float32")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("form", FORMS)
+def test_without_fp8_a_checkpoint_is_refused_or_read_by_hugging_face(form, quantization, tmp_path):
+    exact = write_checkpoint(tmp_path, form)
+
+    def engine() -> Any:
+        return loaded(str(tmp_path), quantization=quantization, dtype="float32")
+
+    if quantization is None and form == "Hugging Face, blocks":
+        prompt = random_prompts([9], seed=4)
+        outputs = [each.generate(prompt, greedy(8)) for each in (engine(), loaded(exact))]
+        assert outputs[0][0].token_ids == outputs[1][0].token_ids
+        return
+    with pytest.raises(InputError, match=r"quantized|quantization|weight_scale") as error:
+        engine()
+    assert "\n" not in str(error.value)
