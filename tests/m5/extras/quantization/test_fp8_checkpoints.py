@@ -191,17 +191,18 @@ def test_what_is_stored_in_another_way_is_refused_by_name(what, tmp_path):
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("form", FORMS)
-def test_without_fp8_a_checkpoint_is_refused_or_read_by_hugging_face(form, quantization, tmp_path):
-    exact = write_checkpoint(tmp_path, form)
-
-    def engine() -> Any:
-        return loaded(str(tmp_path), quantization=quantization, dtype="float32")
-
-    if quantization is None and form == "Hugging Face, blocks":
-        prompt = random_prompts([9], seed=4)
-        outputs = [each.generate(prompt, greedy(8)) for each in (engine(), loaded(exact))]
-        assert outputs[0][0].token_ids == outputs[1][0].token_ids
-        return
-    with pytest.raises(InputError, match=r"quantized|quantization|weight_scale") as error:
-        engine()
+def test_without_fp8_it_is_refused_by_name(form, quantization, tmp_path):
+    write_checkpoint(tmp_path, form)
+    with pytest.raises(InputError, match=r"quant|weight_scale|cannot load the folder") as error:
+        loaded(str(tmp_path), quantization=quantization, dtype="float32")
     assert "\n" not in str(error.value)
+
+
+def test_without_a_gpu_hugging_face_reads_blocks_that_divide_a_matrix(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "BLOCK", (16, 32))
+    size = {"weight_block_size": [16, 32]}
+    exact = write_checkpoint(tmp_path, "Hugging Face, blocks", lambda files: files[1].update(size))
+    engines = loaded(str(tmp_path), dtype="float32"), loaded(exact)
+    prompts = random_prompts([9, 4], seed=4)
+    outputs = [[out.token_ids for out in each.generate(prompts, greedy(8))] for each in engines]
+    assert outputs[0] == outputs[1]
