@@ -86,7 +86,8 @@ def write_checkpoint(
     for name in [name for name in weights if name.endswith("_proj.weight")]:
         weights[name], scales, stands_for = rounded(weights[name] * 1.1, part)
         weights[name.removesuffix("weight") + kind] = scales
-        weights[name.removesuffix("weight") + "input_scale"] = torch.tensor(0.02)
+        if part != "block":
+            weights[name.removesuffix("weight") + "input_scale"] = torch.tensor(0.02)
         exact[name].copy_(stands_for)
     head = json.loads((folder / "config.json").read_text())
     files: Files = weights, fields, copy.deepcopy(modelopt)
