@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
 from milestone_llm.core.errors import InputError
@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 SCALES = (".weight_scale", ".weight_scale_inv")
 UNUSED = (".input_scale", ".activation_scale")
 """Scales of activations that were measured when the checkpoint was made."""
+EXACT = ("F64", "F32", "BF16", "F16")
+"""Numbers that need no scale."""
 FORMATS = ("float-quantized", "naive-quantized")
 """Of compressed-tensors: a byte a weight."""
 
@@ -76,13 +78,14 @@ class StoredScales:
             module, _, kind = name.rpartition(".")
             if f".{kind}" in SCALES + UNUSED:
                 continue
-            scale = self.scales.get(module) if kind == "weight" else None
-            if (weight.get_dtype() == "F8_E4M3") != (scale is not None):
-                raise InputError(
-                    f"{self.source}: {name} is in {weight.get_dtype()} and "
-                    f"{'has no scale' if scale is None else 'has a scale'}"
-                )
-            yield name, weight if scale is None else self._scaled(name, weight, scale)
+            scale, dtype = self.scales.get(module), weight.get_dtype()
+            if kind != "weight" or (scale is None and dtype in EXACT):
+                yield name, weight
+            elif scale is None or dtype != "F8_E4M3":
+                has = "no scale" if scale is None else "a scale"
+                raise InputError(f"{self.source}: {name} is in {dtype} and has {has}")
+            else:
+                yield name, self._scaled(name, weight, scale)
 
     def _scaled(self, name: str, weight: Any, scale: torch.Tensor) -> ScaledWeight:
         out_size, in_size = weight.get_shape()
@@ -106,7 +109,7 @@ def take_scales(source: object, model: PreTrainedModel) -> StoredScales | None:
     that are multiplied by their scales.
 
     Raises:
-        InputError: the checkpoint is quantized in another way.
+        InputError: the checkpoint is quantized in another way, or a file is damaged.
     """
     fields = getattr(model.config, "quantization_config", None)
     if isinstance(source, PreTrainedModel) or fields is None:
@@ -115,10 +118,12 @@ def take_scales(source: object, model: PreTrainedModel) -> StoredScales | None:
     place, _ = locate(str(source))
     scales = {}
     for file in safetensors_files(place):
-        with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - it is no dict
-                if name.endswith(SCALES):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                for name in filter(lambda name: name.endswith(SCALES), tensors.keys()):
                     scales[name.rpartition(".")[0]] = tensors.get_tensor(name)
+        except SafetensorError as error:
+            raise InputError(f"cannot load {source}: {file.name} is damaged ({error})") from error
     del model.config.quantization_config
     log.warning("%s has weights in e4m3: they are rounded again, to one scale a matrix", source)
     return StoredScales(str(source), scales, block)

@@ -19,9 +19,9 @@ from m5_kernels.extras.quantization.fp8_weight import E4M3, LARGEST
 from milestone_llm.core.errors import InputError
 from milestone_llm.models.tiny_models import build_tiny_model
 
-pytestmark = pytest.mark.skipif(
+on_plain_cpu = pytest.mark.skipif(
     torch.cuda.is_available() or find_spec("compressed_tensors") is not None,
-    reason="Hugging Face's modules would read more of them",
+    reason="Hugging Face's modules read more of them",
 )
 
 BLOCK = (48, 40)  # does not divide the sizes of the matrices
@@ -162,6 +162,11 @@ UNREAD: dict[str, tuple[str, Callable[[Files], object], str]] = {
         lambda files: files[0].pop(f"{NAME}.weight_scale"),
         f"{NAME}.weight is in F8_E4M3 and has no scale",
     ),
+    "no scale, other bits": (
+        "ModelOpt",
+        lambda files: files[0].update({"lm_head.weight": torch.ones(199, 64).to(torch.int8)}),
+        "lm_head.weight is in I8 and has no scale",
+    ),
     "a scale for nothing": (
         "Hugging Face, blocks",
         lambda files: files[0].update({f"{NAME}.weight": torch.zeros(128, 64)}),
@@ -190,6 +195,15 @@ def test_what_is_stored_in_another_way_is_refused_by_name(what, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_half_a_file_is_told_of_in_one_line(tmp_path):
+    write_checkpoint(tmp_path, "ModelOpt")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(InputError, match=r"^[^\n]*model.safetensors is damaged[^\n]*$"):
+        loaded(str(tmp_path), quantization="fp8", dtype="float32")
+
+
+@on_plain_cpu
 @pytest.mark.parametrize("quantization", [None, "int8"])
 @pytest.mark.parametrize("form", FORMS)
 def test_without_fp8_it_is_refused_by_name(form, quantization, tmp_path):
@@ -199,6 +213,7 @@ def test_without_fp8_it_is_refused_by_name(form, quantization, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@on_plain_cpu
 def test_without_a_gpu_hugging_face_reads_blocks_that_divide_a_matrix(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "BLOCK", (16, 32))
     size = {"weight_block_size": [16, 32]}
