@@ -1,13 +1,16 @@
 """Linear layers whose rows have the same bits, however many there are.
 
-    weight                   tokens    kernel
-    small, in bf16           1..256    hopper_linear, on Hopper: loads the weight early
-    long rows, of 16 bits    1..16     dot_linear
-    few outputs, in bf16     65..256   hopper_linear, too, with wide tiles
-    others                   any       tiled_linear
+    weight                     tokens    kernel                              parts
+    small, of 16 bits          1..16     register_linear, on Hopper          of 128 inputs
+    small, in bf16             17..256   hopper_linear, on Hopper            of 128 inputs
+    small, of 16 bits          others    tiled_linear, on Hopper             of 128 inputs
+    long rows, of 16 bits      1..16     dot_linear                          one
+    few outputs, in bf16       65..256   hopper_linear, too, with wide tiles one
+    others                     any       tiled_linear                        one
 
-All of them take the inputs from first to last, 16 in each instruction, and a test on a GPU holds
-that they agree bit for bit. `register_linear`, `skinny_linear` and the library do not.
+All of them take the inputs of a part from first to last, 16 in each instruction, and the parts from
+first to last. A test on a GPU holds that they agree bit for bit. Parts make a chain of small layers
+short: `register_linear` sums them at the same time. `skinny_linear` and the library do not agree.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from m5_kernels.extras.devices.dot_linear import dot_linear
 from m5_kernels.extras.devices.few_rows_linear import MAX_HOPPER_TOKENS
 from m5_kernels.extras.devices.few_rows_tiles import NUM_SMS, HopperTile
 from m5_kernels.extras.devices.hopper_device import fits_copy_engine, is_hopper
-from m5_kernels.extras.devices.register_linear import MAX_TOKENS, fits_registers
+from m5_kernels.extras.devices.register_linear import MAX_TOKENS, fits_registers, register_linear
 from m5_kernels.kernels.launch import PLAIN, Launch
 from m5_kernels.kernels.triton_or_twin import ceil_div
 from milestone_llm.core.errors import InputError
@@ -35,6 +38,8 @@ COPIED_BYTES = 16
 LONG_ROW = 4096
 """Elements of a row of the weight from which on `dot_linear` is the fastest for few tokens."""
 WIDE_TILE = HopperTile(128, 64, 8)
+PART = 128
+"""Inputs of a part of a small weight."""
 
 
 @dataclass(frozen=True)
@@ -72,14 +77,17 @@ class InvariantLinear(LinearMethod):
         """Return `hidden @ weight.T + bias`."""
         if not launch.runs_triton(hidden):
             return super().apply(hidden, weight, bias, launch)
+        part = self.part_size(weight)
+        if part and 1 <= len(hidden) <= MAX_TOKENS:
+            return register_linear(hidden, weight, bias, part_size=part, launch=launch)
         if self.has_hopper and should_use_hopper(hidden, weight, len(weight)):
             from m5_kernels.extras.devices.hopper_linear import hopper_linear  # Gluon
 
-            tile = None if fits_registers(*weight.shape) else WIDE_TILE
-            return hopper_linear(hidden, weight, bias, tile=tile, launch=launch)
+            tile = None if part else WIDE_TILE
+            return hopper_linear(hidden, weight, bias, tile=tile, part_size=part, launch=launch)
         if should_use_dot(hidden, weight):
             return dot_linear(hidden, weight, bias, launch=launch)
-        return tiled_linear(hidden, weight, bias, launch=launch)
+        return tiled_linear(hidden, weight, bias, part_size=part, launch=launch)
 
     def gate_up(
         self,
@@ -89,16 +97,23 @@ class InvariantLinear(LinearMethod):
         launch: Launch = PLAIN,
     ) -> torch.Tensor:
         """Return silu(gate) * up of what `apply` returns."""
-        is_small = fits_registers(*weight.shape) and launch.runs_triton(hidden)
-        if is_small and self.has_hopper and should_use_hopper(hidden, weight, len(weight) // 2):
+        part = self.part_size(weight) if launch.runs_triton(hidden) else None
+        if part and 1 <= len(hidden) <= MAX_TOKENS:
+            return register_linear(hidden, weight, bias, True, part_size=part, launch=launch)
+        if part and should_use_hopper(hidden, weight, len(weight) // 2):
             from m5_kernels.extras.devices.hopper_linear import hopper_linear  # Gluon
 
-            return hopper_linear(hidden, weight, bias, is_gated=True, launch=launch)
+            return hopper_linear(hidden, weight, bias, True, part_size=part, launch=launch)
         return self.activate(self.apply(hidden, weight, bias, launch), launch)
+
+    def part_size(self, weight: torch.Tensor) -> int | None:
+        """Return how many inputs a part has, for any number of rows. None: all of them."""
+        is_small = weight.element_size() == 2 and fits_registers(*weight.shape)
+        return PART if self.has_hopper and is_small else None
 
     def starts_early(self, num_tokens: int, weight: Weight) -> bool:
         """Return whether the layers of such a step load their weights before they wait."""
-        return self.has_hopper and num_tokens <= MAX_TOKENS and fits_registers(*weight.shape)
+        return num_tokens <= MAX_TOKENS and self.part_size(weight) is not None
 
     def token_counts(self, max_tokens: int, weights: Sequence[LinearWeight]) -> Iterable[int]:
         """Return numbers of tokens between which tiles change."""
@@ -106,10 +121,10 @@ class InvariantLinear(LinearMethod):
 
 
 def should_use_hopper(hidden: torch.Tensor, weight: torch.Tensor, num_outputs: int) -> bool:
-    """Return whether to use `hopper_linear` for these rows: with a small weight, or with so few
-    outputs that all programs run at once."""
+    """Return whether to use `hopper_linear` for more than 16 rows: with a small weight, or with so
+    few outputs that all programs run at once."""
     (out_size, in_size), num_tokens = weight.shape, len(hidden)
-    if not 1 <= num_tokens <= MAX_HOPPER_TOKENS:
+    if not MAX_TOKENS < num_tokens <= MAX_HOPPER_TOKENS:
         return False
     num_programs = ceil_div(num_tokens, 64) * ceil_div(out_size, WIDE_TILE.columns)
     is_wide = num_tokens > 64 and num_programs <= NUM_SMS

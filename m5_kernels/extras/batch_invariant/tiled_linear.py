@@ -7,7 +7,12 @@
 A sum of floating-point numbers depends on its order. Here every sum takes the inputs from first to
 last, 16 in each instruction of the tensor cores. A larger tile computes more sums together, and
 none in another order. So the tile may depend on the number of rows. What would change the order is
-a split of the inputs over several programs, or warps (split-K).
+a split of the inputs over several programs, or warps (split-K), unless there are the same parts for
+any number of rows:
+
+    inputs   |- part 0 -|- part 1 -|- part 2 -|- part 3 -|     ((part 0 + part 1) + part 2) + part 3
+
+A program with one row computes them at the same time (`register_linear`), here one follows another.
 
 On Hopper tiles of 16 rows are multiplied by another instruction than larger ones, and both round
 alike: a test on a GPU holds that all tiles agree bit for bit. On newer GPUs that is not known, so
@@ -70,12 +75,18 @@ def tiled_linear(
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     tile: ProductTile | None = None,
+    part_size: int | None = None,
     launch: Launch = PLAIN,
 ) -> torch.Tensor:
-    """Return `hidden @ weight.T + bias`. Rows must begin at multiples of 16 bytes."""
+    """Return `hidden @ weight.T + bias`. Rows must begin at multiples of 16 bytes.
+
+    part_size: inputs of a part, a power of two; None: all of them.
+    """
     num_tokens, in_size = hidden.shape
     out_size = len(weight)
     tile = tile or product_tile(num_tokens, out_size, hidden.element_size(), hidden.device)
+    if part_size:
+        tile = part_tile(tile, part_size, hidden.device)
     output = hidden.new_empty(num_tokens, out_size)
     stride = hidden.stride(0) if num_tokens > 1 else in_size
     grid = (ceil_div(num_tokens, tile.rows) * ceil_div(out_size, tile.columns),)
@@ -89,6 +100,7 @@ def tiled_linear(
             COLUMNS=tile.columns,
             DEPTH=tile.depth,
             STAGES=tile.num_stages,
+            HAS_PARTS=bool(part_size),
             GROUP=GROUP,
             num_warps=tile.num_warps,
             **launch.pdl_options(),
@@ -104,6 +116,7 @@ def _tiled_linear_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
+    HAS_PARTS: tl.constexpr,
     GROUP: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +131,10 @@ def _tiled_linear_kernel(
     for start in tl.range(0, in_size, DEPTH, num_stages=STAGES):
         h = hidden_boxes.load([row, start])
         w = weight_boxes.load([column, start])
-        sums = tl.dot(h, w.T, sums, input_precision="ieee")
+        if HAS_PARTS:  # tl.fma: Triton makes of `sums + dot` one sum from first to last
+            sums = tl.fma(tl.dot(h, w.T, input_precision="ieee"), 1.0, sums)
+        else:
+            sums = tl.dot(h, w.T, sums, input_precision="ieee")
     rows = row + tl.arange(0, ROWS)
     columns = column + tl.arange(0, COLUMNS)
     if bias is not None:
@@ -142,7 +158,16 @@ def product_tile(
         num_programs = ceil_div(num_tokens, tile.rows) * ceil_div(out_size, tile.columns)
         if num_programs >= enough * num_multiprocessors(device):
             break
-    return fit_product(tile, GPU.of(device)) if device.type == "cuda" else tile
+    return fit_product(tile, device)
+
+
+def part_tile(tile: ProductTile, part_size: int, device: torch.device) -> ProductTile:
+    """Return the tile for inputs in parts: with one part at a time, and registers for two sums."""
+    rows = min(tile.rows, 128)
+    num_warps = max(4, rows * tile.columns // 2048)
+    return fit_product(
+        tile._replace(rows=rows, depth=part_size, num_warps=num_warps, num_stages=6), device
+    )
 
 
 @functools.cache
@@ -151,8 +176,11 @@ def rounds_alike(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) < (10, 0)
 
 
-def fit_product(tile: ProductTile, gpu: GPU) -> ProductTile:
-    """Return a tile that fits, with fewer stages, then half of its columns."""
+def fit_product(tile: ProductTile, device: torch.device) -> ProductTile:
+    """Return a tile that fits a GPU, with fewer stages, then half of its columns."""
+    if device.type != "cuda":
+        return tile
+    gpu = GPU.of(device)
     while True:
         stage_bytes = 2 * tile.depth * (tile.rows + tile.columns)
         most = (gpu.shared_bytes - SCRATCH_BYTES) // stage_bytes

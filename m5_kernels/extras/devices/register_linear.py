@@ -16,6 +16,9 @@ nothing goes through shared memory, and no warp waits for another before the end
 
 All rows are summed in the same order, however many there are: a token computed next to draft tokens
 gets the same bits as if computed alone.
+
+With `part_size` the order is also one that kernels for many rows can follow (`batch_invariant`): a
+chunk is a part of neighbouring inputs, taken 16 at a time, and parts are added from first to last.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from .few_rows_tiles import register_tile
 MAX_TOKENS = 16
 MAX_ELEMENTS = 2**23
 """Elements of a weight. Reading a larger one takes so long that the order of reads decides."""
+PARTS_AT_ONCE = 8
+"""With `part_size`, each warp has one of so many parts, then one of the next."""
 MAX_ROW = 3072
 """Elements of a row of the weight. There are no registers for more."""
 
@@ -48,11 +53,12 @@ def register_linear(
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
     tile: LinearTile | None = None,
+    part_size: int | None = None,
     launch: Launch = PLAIN,
 ) -> torch.Tensor:
     """Return `hidden @ weight.T + bias`, or silu(gate) * up of it.
 
-    For at most `MAX_TOKENS` rows in fp16 or bf16.
+    For at most `MAX_TOKENS` rows in fp16 or bf16. part_size: inputs of a part, a multiple of 16.
     """
     num_tokens, in_size = hidden.shape
     size = len(weight) // 2 if is_gated else len(weight)
@@ -65,9 +71,10 @@ def register_linear(
         IN_SIZE=in_size,
         TOKENS=8 if num_tokens <= 8 else 16,
         COLUMNS=tile.columns,
-        DEPTH=tile.depth,
+        CHUNKS=PARTS_AT_ONCE if part_size else tile.depth // 32,
+        PART=part_size or 0,
         IS_GATED=is_gated,
-        num_warps=tile.num_warps,
+        num_warps=PARTS_AT_ONCE if part_size else tile.num_warps,
         **launch.pdl_options(),
     )  # fmt: skip
     return output
@@ -80,35 +87,46 @@ def _register_linear_kernel(
     IN_SIZE: tl.constexpr,
     TOKENS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PART: tl.constexpr,
     IS_GATED: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    CHUNKS: tl.constexpr = DEPTH // 32
+    # A lane loads so many neighbours of a row. A chunk loads those of four lanes in each step.
+    EACH: tl.constexpr = 4 if PART else 8
+    SPAN: tl.constexpr = PART if PART else 4 * EACH  # from a chunk to the next
     OUTPUTS: tl.constexpr = COLUMNS // 2 if IS_GATED else COLUMNS
     first = tl.program_id(0) * OUTPUTS
-    column, inputs = _places(COLUMNS, CHUNKS)
+    column, inputs = _places(COLUMNS, CHUNKS, EACH, SPAN)
     rows = column // OUTPUTS * size + tl.minimum(first + column % OUTPUTS, size - 1)
     weights = weight + rows.to(tl.int64) * IN_SIZE + inputs
-    parts = tl.tuple(())
-    for start in tl.static_range(0, IN_SIZE, DEPTH):
-        if start + DEPTH <= IN_SIZE:
-            parts += (tl.load(weights + start),)
-        else:
-            parts += (tl.load(weights + start, mask=start + inputs < IN_SIZE, other=0.0),)
+    steps = tl.tuple(())
+    for start in tl.static_range(0, IN_SIZE, CHUNKS * SPAN):
+        for step in tl.static_range(start, start + SPAN, 4 * EACH):
+            if start + CHUNKS * SPAN <= IN_SIZE:
+                steps += (tl.load(weights + step),)
+            else:
+                steps += (tl.load(weights + step, mask=step + inputs < IN_SIZE, other=0.0),)
     wait_for_previous(PDL)
-    token, inputs = _places(TOKENS, CHUNKS)
+    token, inputs = _places(TOKENS, CHUNKS, EACH, SPAN)
     states = hidden + token * hidden_stride + inputs
     sums = tl.zeros([CHUNKS, COLUMNS, TOKENS], dtype=tl.float32)
-    for part in tl.static_range(len(parts)):
-        is_there = token < num_tokens
-        if (part + 1) * DEPTH > IN_SIZE:
-            is_there = is_there & (part * DEPTH + inputs < IN_SIZE)
-        h = tl.load(states + part * DEPTH, mask=is_there, other=0.0)
-        w = _as_lanes_multiply(parts[part], COLUMNS, CHUNKS)
-        h = tl.permute(_as_lanes_multiply(h, TOKENS, CHUNKS), [0, 2, 1])
-        sums = tl.dot(w, h, sums, input_precision="ieee")
-    result = tl.sum(sums, 0)
+    result = tl.zeros([COLUMNS, TOKENS], dtype=tl.float32)
+    for start in tl.static_range(0, IN_SIZE, CHUNKS * SPAN):
+        for step in tl.static_range(start, start + SPAN, 4 * EACH):
+            is_there = token < num_tokens
+            if start + CHUNKS * SPAN > IN_SIZE:
+                is_there = is_there & (step + inputs < IN_SIZE)
+            h = tl.load(states + step, mask=is_there, other=0.0)
+            w = steps[start // (CHUNKS * 4 * EACH) + (step - start) // (4 * EACH)]
+            w = _as_lanes_multiply(w, COLUMNS, CHUNKS, EACH)
+            h = tl.permute(_as_lanes_multiply(h, TOKENS, CHUNKS, EACH), [0, 2, 1])
+            sums = tl.dot(w, h, sums, input_precision="ieee")
+        if PART:
+            result = _add_in_order(result, sums)
+            sums = tl.zeros([CHUNKS, COLUMNS, TOKENS], dtype=tl.float32)
+    if not PART:
+        result = tl.sum(sums, 0)
     if bias is not None:
         column = tl.arange(0, COLUMNS)
         rows = column // OUTPUTS * size + tl.minimum(first + column % OUTPUTS, size - 1)
@@ -124,25 +142,50 @@ def _register_linear_kernel(
 
 
 @triton.jit
-def _places(ROWS: tl.constexpr, CHUNKS: tl.constexpr):
-    """Return row and input of each element of a tile `[ROWS * CHUNKS, 32]`.
+def _places(ROWS: tl.constexpr, CHUNKS: tl.constexpr, EACH: tl.constexpr, SPAN: tl.constexpr):
+    """Return row and input of each element of a tile `[ROWS * CHUNKS, 4, EACH]`.
 
-    The compiler deals out a tile to the 32 lanes of a warp as four next to each other, with eight
+    The compiler deals out a tile to the 32 lanes of a warp as four next to each other, with `EACH`
     inputs each, and eight below each other. So eight rows follow each other, then other inputs of
     the same rows.
     """
-    index = tl.arange(0, ROWS * CHUNKS)[:, None]
+    index = tl.arange(0, ROWS * CHUNKS)[:, None, None]
     row = index // (8 * CHUNKS) * 8 + index % 8
-    return row, index // 8 % CHUNKS * 32 + tl.arange(0, 32)[None, :]
+    own = tl.arange(0, 4)[None, :, None] * EACH + tl.arange(0, EACH)[None, None, :]
+    return row, index // 8 % CHUNKS * SPAN + own
 
 
 @triton.jit
-def _as_lanes_multiply(tile, ROWS: tl.constexpr, CHUNKS: tl.constexpr):
-    """Return the tile as `[CHUNKS, ROWS, 32]`, in an order of inputs in which no lane needs
+def _as_lanes_multiply(tile, ROWS: tl.constexpr, CHUNKS: tl.constexpr, EACH: tl.constexpr):
+    """Return the tile as `[CHUNKS, ROWS, 4 * EACH]`, in an order of inputs in which no lane needs
     another's.
 
     Of 16 inputs a tensor core takes those at 2i, 2i + 1, 2i + 8 and 2i + 9 from lane i. Here these
-    four, and the four of the next 16, are the eight that lane i has loaded.
+    are four neighbours that lane i has loaded. With eight, the next four are of the next 16.
     """
-    tile = tl.reshape(tile, [ROWS // 8, CHUNKS, 8, 4, 2, 2, 2])
-    return tl.reshape(tl.permute(tile, [1, 0, 2, 4, 5, 3, 6]), [CHUNKS, ROWS, 32])
+    tile = tl.reshape(tile, [ROWS // 8, CHUNKS, 8, 4, EACH // 4, 2, 2])
+    return tl.reshape(tl.permute(tile, [1, 0, 2, 4, 5, 3, 6]), [CHUNKS, ROWS, 4 * EACH])
+
+
+@triton.jit
+def _add_in_order(total, sums):
+    """Add the sums, from first to last. `tl.sum` has an order of its own."""
+    COUNT: tl.constexpr = sums.shape[0]
+    parts = tl.tuple((tl.permute(sums, [1, 2, 0]),))
+    for _ in tl.static_range(COUNT):
+        if len(parts) < COUNT:
+            parts = _halves(parts)
+    for part in tl.static_range(COUNT):
+        total += tl.reshape(parts[part], total.shape)
+    return total
+
+
+@triton.jit
+def _halves(parts):
+    """Return first and second half of the last dimension of each."""
+    SIZE: tl.constexpr = parts[0].shape[2] // 2
+    halves = tl.tuple(())
+    for part in tl.static_range(len(parts)):
+        pair = tl.reshape(parts[part], [parts[0].shape[0], parts[0].shape[1], 2, SIZE])
+        halves += tl.split(tl.permute(pair, [0, 1, 3, 2]))
+    return halves
