@@ -99,11 +99,13 @@ class InvariantLinear(LinearMethod):
         """Return silu(gate) * up of what `apply` returns."""
         part = self.part_size(weight) if launch.runs_triton(hidden) else None
         if part and 1 <= len(hidden) <= MAX_TOKENS:
-            return register_linear(hidden, weight, bias, True, part_size=part, launch=launch)
+            return register_linear(
+                hidden, weight, bias, is_gated=True, part_size=part, launch=launch
+            )
         if part and should_use_hopper(hidden, weight, len(weight) // 2):
             from m5_kernels.extras.devices.hopper_linear import hopper_linear  # Gluon
 
-            return hopper_linear(hidden, weight, bias, True, part_size=part, launch=launch)
+            return hopper_linear(hidden, weight, bias, is_gated=True, part_size=part, launch=launch)
         return self.activate(self.apply(hidden, weight, bias, launch), launch)
 
     def part_size(self, weight: torch.Tensor) -> int | None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from m5_kernels.decoder.linear import linear_torch
-from m5_kernels.extras.batch_invariant.invariant_linear import InvariantLinear
+from m5_kernels.extras.batch_invariant import invariant_linear as linear_file
+from m5_kernels.extras.batch_invariant.invariant_linear import PART, InvariantLinear
 from m5_kernels.extras.batch_invariant.split_attention import (
     chunk_tile,
     decode_tile,
@@ -17,7 +18,12 @@ from m5_kernels.extras.batch_invariant.split_attention import (
     split_prefill,
 )
 from m5_kernels.extras.batch_invariant.tiled_linear import FEW, LARGE, SMALL, tiled_linear
+from m5_kernels.extras.devices import hopper_device as device_file
+from m5_kernels.extras.devices import hopper_linear as hopper_file
+from m5_kernels.extras.devices.hopper_device import is_hopper
+from m5_kernels.extras.devices.register_linear import register_linear
 from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode, flash_decode_torch
+from m5_kernels.kernels.launch import Launch
 from m5_kernels.kernels.paged_prefill import paged_prefill_torch
 from m5_kernels.kernels.tiles import DecodeTile, PrefillTile
 from m5_kernels.tools.measure import PagedBatch, relative_error
@@ -55,8 +61,63 @@ def test_every_tile_and_number_of_rows_gives_the_same_bits(size):
         start = 1200 - n
         assert torch.equal(linear.apply(hidden[start:], weight), wanted[start:]), n
         assert torch.equal(linear.gate_up(hidden[start:], weight), gated[start:]), n
+    part = linear.part_size(weight)
     for _, tile in (*FEW, *SMALL, *LARGE):
-        assert torch.equal(tiled_linear(hidden, weight, None, tile), wanted), tile
+        assert torch.equal(tiled_linear(hidden, weight, None, tile, part), wanted), tile
+
+
+@pytest.mark.usefixtures("poisoned")
+@pytest.mark.parametrize("size", [(40, 1000), (72, 304), (24, 2056), (16, 64)])
+def test_parts_are_added_from_first_to_last(size, device):
+    """By each kernel, for any number of rows. Sums of a part are exact here, those of parts are
+    not: each part has numbers of another size."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    numbers = [
+        torch.randint(-8, 9, shape, device=device).float() for shape in (size, (140, size[1]))
+    ]
+    scales = 2.0 ** (torch.arange(-(-size[1] // PART), device=device) * 11 % 24)
+    weight, hidden = numbers[0], numbers[1] * scales.repeat_interleave(PART)[: size[1]]
+    wanted, other = torch.zeros(2, 140, size[0], device=device)
+    parts = [h @ w.T for h, w in zip(hidden.split(PART, 1), weight.split(PART, 1), strict=True)]
+    for part, from_last in zip(parts, parts[::-1], strict=True):
+        wanted, other = wanted + part, other + from_last
+    assert len(parts) < 8 or not torch.equal(wanted, other)
+    hidden, weight, wanted = hidden.to(dtype), weight.to(dtype), wanted.to(dtype)
+    kernels: list[Any] = [(register_linear, 16), (tiled_linear, 140)]
+    if is_hopper(torch.device(device)):
+        kernels.append((hopper_file.hopper_linear, 140))
+    for kernel, most in kernels:
+        for n in (1, 2, 16, 17, 140):
+            if n <= most:
+                assert torch.equal(kernel(hidden[:n], weight, part_size=PART), wanted[:n]), n
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "part", "taken"),
+    [
+        ((4096, 1024), torch.bfloat16, PART, ["register", "register", "hopper", "hopper", "tiled"]),
+        ((4096, 1024), torch.float16, PART, ["register", "register", "tiled", "tiled", "tiled"]),
+        ((4096, 1024), torch.float32, None, ["tiled"] * 5),
+        ((24576, 4096), torch.bfloat16, None, ["dot", "dot", "tiled", "tiled", "tiled"]),
+        ((1024, 4096), torch.bfloat16, None, ["dot", "dot", "tiled", "hopper", "tiled"]),
+    ],
+)
+def test_all_kernels_of_a_weight_have_the_same_parts(size, dtype, part, taken, monkeypatch):
+    launched: list[Any] = []
+
+    def note(name: str) -> Any:
+        return lambda *_, part_size=None, **__: launched.append((name, part_size))
+
+    monkeypatch.setattr(device_file, "is_hopper", lambda device: True)
+    monkeypatch.setattr(Launch, "runs_triton", lambda launch, tensor: True)
+    monkeypatch.setattr(hopper_file, "hopper_linear", note("hopper"))
+    for name in ("register", "dot", "tiled"):
+        monkeypatch.setattr(linear_file, f"{name}_linear", note(name))
+    linear = InvariantLinear(has_hopper=True)
+    weight = torch.empty(size, dtype=dtype, device="meta")
+    for n in (1, 16, 17, 256, 257):
+        linear.apply(torch.empty(n, size[1], dtype=dtype, device="meta"), weight)
+    assert launched == [(name, part) for name in taken]
 
 
 # --- attention -----------------------------------------------------------------------------------
