@@ -143,16 +143,16 @@ def _register_linear_kernel(
 
 @triton.jit
 def _places(ROWS: tl.constexpr, CHUNKS: tl.constexpr, EACH: tl.constexpr, SPAN: tl.constexpr):
-    """Return row and input of each element of a tile `[ROWS * CHUNKS, 4, EACH]`.
+    """Return row and input of each element of a tile `[ROWS * CHUNKS, 4 * EACH]`.
 
     The compiler deals out a tile to the 32 lanes of a warp as four next to each other, with `EACH`
     inputs each, and eight below each other. So eight rows follow each other, then other inputs of
     the same rows.
     """
-    index = tl.arange(0, ROWS * CHUNKS)[:, None, None]
+    index = tl.arange(0, ROWS * CHUNKS)[:, None]
     row = index // (8 * CHUNKS) * 8 + index % 8
-    own = tl.arange(0, 4)[None, :, None] * EACH + tl.arange(0, EACH)[None, None, :]
-    return row, index // 8 % CHUNKS * SPAN + own
+    inputs = index // 8 % CHUNKS * SPAN + tl.arange(0, 4 * EACH)[None, :]
+    return row, tl.max_contiguous(inputs, [1, EACH])
 
 
 @triton.jit
