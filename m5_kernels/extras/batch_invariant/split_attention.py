@@ -1,18 +1,19 @@
 """Attention whose sums depend on a query's position alone: contexts are cut at fixed positions.
 
-    context        |------ split 0 ------|------ split 1 ------|--- split 2 --|   SPLIT tokens each
-    tiles          |  0  |  1  |  2  |  3 |  4  |  5  |  6  |  7 |  8  |  9  |      TILE tokens each
-    sums           tile after tile, from 0     ... from 0            ... from 0
-    merge          ((nothing + split 0) + split 1) + split 2
+    context        |- 0 -|- 1 -|- 2 -|- 3 -|---------- split 4 ----------|---- split 5 ---
+    tokens         0    128   256   384   512                          1024
+    sums           tile after tile, from 0 in each split
+    merge          ((split 0 + split 1) + split 2) + ... + sink
 
 `kernels.flash_decode` cuts a step's KV into equal shares, so where a context is cut depends on who
-else is in the step. Here it is cut at multiples of `SPLIT`. A decode row's splits are computed by
-several programs, and the last one to finish merges them from first to last. A chunk's program walks
-all splits of its queries itself, and merges in the same order. Tokens after a query's own add
-nothing: a weight of zero, and a factor of one. So a query has the same bits as a decode row, in any
-chunk, and after any cached prefix.
+else is in the step. Here it is cut at multiples of `SPLIT`, and the first of these splits into
+`NUM_FIRST`, since short contexts have nothing else to be computed at the same time. A decode row's
+splits are computed by several programs, and the last one to finish merges them from first to last.
+A program may also walk several, if the first split is among them, and merge in the same order. So
+does a chunk's program. Tokens after a query's own add nothing: a weight of zero, and a factor of
+one. So a query has the same bits as a decode row, in any chunk, and after any cached prefix.
 
-Both kernels call the same two functions, `attend_split` and `merge`. What could contract to a fused
+Both kernels call the same two functions, `attend` and `merge`. What could contract to a fused
 multiply-add is written as one, since a compiler may do it in one kernel and not in the other. A
 tile has 64 or 128 rows, so that both multiply with the same instruction on Hopper (`tiled_linear`).
 """
@@ -38,7 +39,12 @@ from m5_kernels.kernels.triton_or_twin import (
 )
 
 SPLIT = 512
-"""Tokens of a split."""
+"""Tokens of a split, except the first ones."""
+NUM_FIRST = 4
+"""Splits of the first `SPLIT` tokens."""
+FEW_SEQS = 8
+"""Up to so many sequences the first splits are computed at the same time. If there are more, one
+program walks them."""
 PROGRAMS_PER_SM = 2
 
 
@@ -114,6 +120,7 @@ def split_decode(
 ) -> torch.Tensor:
     """Do what `flash_decode` does, with its arguments. The twin is the same.
 
+    split: tokens of a split, a multiple of `NUM_FIRST` tiles.
     arrivals: int32 `[num_seqs * num_kv_heads]` at least, zero between launches; None: allocated.
     """
     if not launch.runs_triton(query):
@@ -130,7 +137,8 @@ def split_decode(
     tile = tile or decode_tile(head_dim_pad, query.element_size())
     group = num_q_heads // num_kv_heads
     group_pow2 = next_power_of_2(group)
-    max_splits = ceil_div(block_table.shape[1] * block_size, split)
+    cut = split // NUM_FIRST if num_seqs <= FEW_SEQS else split
+    max_splits = ceil_div(block_table.shape[1] * block_size, split) + split // cut - 1
     num_parts = num_seqs * max_splits * num_kv_heads * group_pow2 if max_splits > 1 else 1
     part_sums = query.new_empty(num_parts, head_dim_pad, dtype=torch.float32)
     part_norms = query.new_empty(2, num_parts, dtype=torch.float32)
@@ -153,6 +161,8 @@ def split_decode(
         BLOCK_SIZE=block_size,
         TILE=tile.tokens,
         SPLIT=split,
+        FIRST=split // NUM_FIRST,
+        CUT=cut,
         HAS_WINDOW=bool(window),
         IS_LARGE_CACHE=key_cache.numel() >= 2**31,
         num_warps=tile.num_warps,
@@ -179,21 +189,24 @@ def _split_decode_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
+    FIRST: tl.constexpr,
+    CUT: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_LARGE_CACHE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     # The splits of all sequences are numbered one after the other. Program `worker` of a KV head
-    # computes each num_workers-th of them.
+    # computes each num_workers-th of them. With CUT == SPLIT the first ones count as one.
     kv_head = tl.program_id(0) % NUM_KV_HEADS
     worker = tl.program_id(0) // NUM_KV_HEADS
     num_workers = tl.num_programs(0) // NUM_KV_HEADS
     seqs = tl.arange(0, NUM_SEQS_PAD)
     is_seq = seqs < num_seqs
     lens = tl.load(context_lens + seqs, mask=is_seq, other=0)
-    first_splits = tl.maximum(lens - window, 0) // SPLIT if HAS_WINDOW else tl.zeros_like(lens)
     # A padding row counts one split, so that a program owns it and writes its zeros.
-    split_counts = tl.maximum((lens + SPLIT - 1) // SPLIT - first_splits, 1)
+    split_counts = split_of(tl.maximum(lens - 1, 0), SPLIT, CUT) + 1
+    if HAS_WINDOW:
+        split_counts -= split_of(tl.maximum(lens - window, 0), SPLIT, CUT)
     split_counts = tl.where(is_seq, split_counts, 0)
     split_ends = tl.cumsum(split_counts, 0)
     num_splits = tl.sum(split_counts, 0)
@@ -212,8 +225,8 @@ def _split_decode_kernel(
         seq = tl.sum(((split_ends <= item) & is_seq).to(tl.int32), 0)
         context_len = tl.load(context_lens + seq)
         first_token = tl.maximum(context_len - window, 0) if HAS_WINDOW else 0
-        first_split = first_token // SPLIT
-        count = tl.maximum((context_len + SPLIT - 1) // SPLIT - first_split, 1)
+        first_split = split_of(first_token, SPLIT, CUT)
+        count = split_of(tl.maximum(context_len - 1, 0), SPLIT, CUT) + 1 - first_split
         seq_end = tl.sum(tl.where(seqs == seq, split_ends, 0), 0)
         split = first_split + item - (seq_end - count)
         q = tl.load(
@@ -222,23 +235,17 @@ def _split_decode_kernel(
             other=0.0,
         )
         q = as_operand(q, key_cache.dtype.element_ty)
-        low = tl.maximum(split * SPLIT, first_token) // TILE
-        high = (tl.minimum((split + 1) * SPLIT, context_len) + TILE - 1) // TILE
+        low = tl.maximum(start_of(split, SPLIT, CUT), first_token) // TILE
+        high = (tl.minimum(start_of(split + 1, SPLIT, CUT), context_len) + TILE - 1) // TILE
         positions = tl.zeros([ROWS], dtype=tl.int32) + context_len - 1
-        sums, row_max, row_sum = attend_split(
+        sums, row_max, row_sum = attend(
             q, key_head, value_head, block_table + seq * table_stride, low, high, positions,
-            tl.maximum(context_len - 1, 0), score_scale, window,
-            block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, TILE, HAS_WINDOW, IS_LARGE_CACHE,
+            tl.maximum(context_len - 1, 0), score_scale, window, block_stride, slot_stride,
+            HEAD_DIM, BLOCK_SIZE, TILE, SPLIT, FIRST, HAS_WINDOW, IS_LARGE_CACHE,
         )  # fmt: skip
         output_row = output + seq * output_stride
         if count == 1:
-            total, total_max, total_sum = start(
-                sinks, heads, is_row, score_scale, ROWS, HEAD_DIM_PAD
-            )
-            total, total_max, total_sum = merge(
-                total, total_max, total_sum, sums, row_max, row_sum, score_scale
-            )
-            result = total / tl.where(total_sum > 0, total_sum, 1.0)[:, None]
+            result = finish(sums, row_max, row_sum, sinks, heads, is_row, score_scale)
             pointers = output_row + (heads * output_head_stride)[:, None] + dims[None, :]
             tl.store(pointers, result.to(output.dtype.element_ty), mask=row_mask)
         else:
@@ -275,7 +282,7 @@ def _merge_splits(
     is_row = rows < GROUP
     row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
     heads = kv_head * GROUP + rows
-    total, total_max, total_sum = start(sinks, heads, is_row, score_scale, GROUP_POW2, HEAD_DIM_PAD)
+    total, total_max, total_sum = nothing(GROUP_POW2, HEAD_DIM_PAD)
     for split in range(count):
         part_rows = first_part + split * GROUP_POW2 + rows
         pointers = part_sums + part_rows[:, None] * HEAD_DIM_PAD + dims[None, :]
@@ -288,7 +295,7 @@ def _merge_splits(
         total, total_max, total_sum = merge(
             total, total_max, total_sum, sums, row_max, row_sum, score_scale
         )
-    result = total / tl.where(total_sum > 0, total_sum, 1.0)[:, None]
+    result = finish(total, total_max, total_sum, sinks, heads, is_row, score_scale)
     pointers = output_row + (heads * output_head_stride)[:, None] + dims[None, :]
     tl.store(pointers, result.to(output_row.dtype.element_ty), mask=row_mask)
 
@@ -344,6 +351,7 @@ def split_prefill(
         BLOCK_SIZE=block_size,
         TILE=tile.tokens,
         SPLIT=split,
+        FIRST=split // NUM_FIRST,
         HAS_WINDOW=bool(window),
         IS_LARGE_CACHE=key_cache.numel() >= 2**31,
         num_warps=tile.num_warps,
@@ -367,6 +375,7 @@ def _split_prefill_kernel(
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     SPLIT: tl.constexpr,
+    FIRST: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_LARGE_CACHE: tl.constexpr,
 ):  # fmt: skip
@@ -409,20 +418,13 @@ def _split_prefill_kernel(
     positions = context_len - query_len + row_tokens
     end = tl.minimum(first_position + QUERY_TOKENS, context_len)
     first_seen = tl.maximum(first_position - window + 1, 0) if HAS_WINDOW else 0
-    total, total_max, total_sum = start(sinks, heads, is_row, score_scale, ROWS, HEAD_DIM_PAD)
-    for split in range(first_seen // SPLIT, (end + SPLIT - 1) // SPLIT):
-        low = tl.maximum(split * SPLIT, first_seen) // TILE
-        high = (tl.minimum((split + 1) * SPLIT, end) + TILE - 1) // TILE
-        sums, row_max, row_sum = attend_split(
-            q, key_cache + kv_head * head_stride, value_cache + kv_head * head_stride,
-            block_table + (first + seq) * table_stride, low, high, positions, context_len - 1,
-            score_scale, window,
-            block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, TILE, HAS_WINDOW, IS_LARGE_CACHE,
-        )  # fmt: skip
-        total, total_max, total_sum = merge(
-            total, total_max, total_sum, sums, row_max, row_sum, score_scale
-        )
-    result = total / tl.where(total_sum > 0, total_sum, 1.0)[:, None]
+    total, total_max, total_sum = attend(
+        q, key_cache + kv_head * head_stride, value_cache + kv_head * head_stride,
+        block_table + (first + seq) * table_stride, first_seen // TILE, (end + TILE - 1) // TILE,
+        positions, context_len - 1, score_scale, window, block_stride, slot_stride,
+        HEAD_DIM, BLOCK_SIZE, TILE, SPLIT, FIRST, HAS_WINDOW, IS_LARGE_CACHE,
+    )  # fmt: skip
+    result = finish(total, total_max, total_sum, sinks, heads, is_row, score_scale)
     output_rows = query_rows * output_stride + heads * output_head_stride
     tl.store(
         output + output_rows[:, None] + dims[None, :], result.to(output.dtype.element_ty), mask=mask
@@ -430,17 +432,32 @@ def _split_prefill_kernel(
 
 
 @triton.jit
-def attend_split(
+def split_of(token, SPLIT: tl.constexpr, CUT: tl.constexpr):
+    """Return the split of a token, if the first `SPLIT` tokens are cut into splits of `CUT`."""
+    return tl.where(token < SPLIT, token // CUT, token // SPLIT + SPLIT // CUT - 1)
+
+
+@triton.jit
+def start_of(split, SPLIT: tl.constexpr, CUT: tl.constexpr):
+    """Return the first token of a split."""
+    later = split - (SPLIT // CUT - 1)
+    return tl.where(later > 0, later * SPLIT, split * CUT)
+
+
+@triton.jit
+def attend(
     q, key_head, value_head, table, low, high, positions, last_token, score_scale, window,
     block_stride, slot_stride,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    FIRST: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_LARGE_CACHE: tl.constexpr,
 ):  # fmt: skip
     """Return weighted sums of values, the largest score and the sum of weights of each query, over
-    the tiles from `low` up to, but not including, `high`.
+    the tiles from `low` up to, but not including, `high`. Splits are merged as they end.
 
     positions: of the queries; each sees the tokens up to its own. last_token: of the context.
     """
@@ -448,10 +465,8 @@ def attend_split(
     HEAD_DIM_PAD: tl.constexpr = q.shape[1]
     dims = tl.arange(0, HEAD_DIM_PAD)
     tile_tokens = tl.arange(0, TILE)
-    sums = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
-    # Finite, so that a row stays finite if it sees nothing of a tile.
-    row_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
-    row_sum = tl.zeros([ROWS], dtype=tl.float32)
+    total, total_max, total_sum = nothing(ROWS, HEAD_DIM_PAD)
+    sums, row_max, row_sum = nothing(ROWS, HEAD_DIM_PAD)
     # Unsigned, so that dividing by the block size is a shift. Past the end of the context the last
     # token is read again, since it is finite, and an unused slot may hold a NaN.
     last = last_token.to(tl.uint32)
@@ -471,7 +486,16 @@ def attend_split(
         else:
             keys = tl.load(key_head + offsets, mask=(dims < HEAD_DIM)[None, :], other=0.0)
         scores = tl.dot(q, tl.trans(keys.to(q.dtype)), input_precision="ieee")
-        columns = tile * TILE + tile_tokens
+        begin = tile * TILE
+        if (begin % SPLIT == 0) | ((begin < SPLIT) & (begin % FIRST == 0)):
+            # The split before has ended. Its sums become 0 below, since `rescale` is 0. This comes
+            # before the products, as Triton does not wait for one that is read in an `if` first.
+            total, total_max, total_sum = merge(
+                total, total_max, total_sum, sums, row_max, row_sum, score_scale
+            )
+            row_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
+            row_sum = tl.zeros([ROWS], dtype=tl.float32)
+        columns = begin + tile_tokens
         visible = columns[None, :] <= positions[:, None]
         if HAS_WINDOW:
             visible = visible & (columns[None, :] > positions[:, None] - window)
@@ -487,26 +511,35 @@ def attend_split(
             values = tl.load(value_head + offsets, mask=(dims < HEAD_DIM)[None, :], other=0.0)
         sums = sums * rescale[:, None]
         sums = tl.dot(weights.to(q.dtype), values.to(q.dtype), sums, input_precision="ieee")
-    return sums, row_max, row_sum
+    return merge(total, total_max, total_sum, sums, row_max, row_sum, score_scale)
 
 
 @triton.jit
-def start(sinks, heads, is_row, score_scale, ROWS: tl.constexpr, HEAD_DIM_PAD: tl.constexpr):
-    """Return what the splits are merged with: nothing, or the sinks, each with a weight of 1."""
-    total = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
-    total_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
-    total_sum = tl.zeros([ROWS], dtype=tl.float32)
+def nothing(ROWS: tl.constexpr, HEAD_DIM_PAD: tl.constexpr):
+    """Return the sums, the largest score and the sum of weights of no tokens."""
+    sums = tl.zeros([ROWS, HEAD_DIM_PAD], dtype=tl.float32)
+    # Finite, so that a row stays finite if it sees nothing of a tile.
+    return sums, tl.full([ROWS], FLOOR, dtype=tl.float32), tl.zeros([ROWS], dtype=tl.float32)
+
+
+@triton.jit
+def finish(total, total_max, total_sum, sinks, heads, is_row, score_scale):
+    """Return the result of all splits. A sink comes last, with a weight of 1 and no value."""
     if sinks is not None:
-        total_max = load_sinks(sinks, heads, is_row) / score_scale
-        total_sum += 1.0
-    return total, total_max, total_sum
+        sums, _, row_sum = nothing(total.shape[0], total.shape[1])
+        sink = load_sinks(sinks, heads, is_row) / score_scale
+        total, total_max, total_sum = merge(
+            total, total_max, total_sum, sums, sink, row_sum + 1.0, score_scale
+        )
+    return total / tl.where(total_sum > 0, total_sum, 1.0)[:, None]
 
 
 @triton.jit
 def merge(total, total_max, total_sum, sums, row_max, row_sum, score_scale):
     """Return the sums so far with those of one more split.
 
-    A split of which a query sees nothing changes no bit of its sums.
+    A split of which a query sees nothing changes no bit of its sums. To merge with nothing changes
+    no bit of the split's.
     """
     new_max = tl.maximum(total_max, row_max)
     old = tl.exp2((total_max - new_max) * score_scale)

@@ -129,7 +129,7 @@ CHUNKS = [1, 40, 33, 2, 129]
 
 def small(tile: PrefillTile, device: str) -> tuple[PrefillTile, int]:
     """Return a tile and a split; in the interpreter small, so that contexts have several."""
-    return (tile._replace(rows=16, tokens=16), 32) if device == "cpu" else (tile, 64)
+    return (tile._replace(rows=16, tokens=16), 64) if device == "cpu" else (tile, 256)
 
 
 def batch_of(device: str, dtype: torch.dtype, lens: list[int], heads: tuple[int, int]) -> Any:
