@@ -12,6 +12,7 @@ from m5_kernels.decoder.linear import linear_torch
 from m5_kernels.extras.batch_invariant import invariant_linear as linear_file
 from m5_kernels.extras.batch_invariant.invariant_linear import PART, InvariantLinear
 from m5_kernels.extras.batch_invariant.split_attention import (
+    FEW_SEQS,
     chunk_tile,
     decode_tile,
     split_decode,
@@ -173,6 +174,10 @@ def test_a_token_attends_as_a_decode_row_and_in_a_chunk(heads, window, has_sinks
     arrivals = torch.zeros(len(places) * heads[1], dtype=torch.int32, device=device)
     alone = split_decode(*rows, arrivals=arrivals, sinks=sinks, tile=tile, split=split)
     assert torch.equal(alone, chunk[tokens])
+    assert len(places) > FEW_SEQS, "one program walked the first splits"
+    few = (rows[0][-3:], *caches, *(each[-3:] for each in rows[3:5]), None, window)
+    few = split_decode(*few, arrivals=arrivals, sinks=sinks, tile=tile, split=split)
+    assert torch.equal(few, alone[-3:])
     assert relative_error(alone, flash_decode_torch(*rows, sinks=sinks)) < MAX_ERROR[dtype]
     assert not arrivals.any()
 
