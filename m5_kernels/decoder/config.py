@@ -192,7 +192,7 @@ def rope_tables(config: Any, max_positions: int | None = None) -> torch.Tensor:
         rotary = next(module[name] for name in module if name.endswith("RotaryEmbedding"))(config)
         arguments = (kind,) if kind else ()
         cos, sin = rotary(torch.zeros(1), positions[None], *arguments)
-        half = cos.shape[-1] // 2  # the other half repeats it
+        half = (c.rotary_dim or c.head_dim) // 2  # what is after it repeats it
         tables[index, :, :half] = cos[0, :, :half]
         tables[index, :, c.head_dim // 2 :][:, :half] = sin[0, :, :half]
     return tables

@@ -41,6 +41,8 @@ class Family:
         "mlp_bias",
     )
     """Whether QKV, the attention's output and the MLP have biases, or the config's field for it."""
+    has_sinks: bool = False
+    """Each query head has one more score, without a value (`AttentionLayer.sinks`)."""
     scale: str = ""
     """The config's field for the scale of the scores: "attention_multiplier", a factor, with three
     other multipliers; or "query_pre_attn_scalar", which takes the place of `head_dim`."""
@@ -59,7 +61,7 @@ class Family:
     def is_lesson(self) -> bool:
         """Whether the lesson's operations compute it; else those of an extra do."""
         others = (self.norm, self.norms, self.rope, self.is_partial, self.rotated, self.names)
-        plain = others == ("rms", "before", "halves", False, "all", ())
+        plain = others == ("rms", "before", "halves", False, "all", ()) and not self.has_sinks
         return plain and self.qk_norm != "whole" and self.is_gated and not self.merged
 
 
@@ -174,4 +176,10 @@ FAMILIES = {
     "glm4_moe": Family(qk_norm="head", is_partial=True, biases=("attention_bias", False, False)),
     "dots1": Family(windows="layer_types", qk_norm="head"),
     "minimax_m2": Family(qk_norm="whole", is_partial=True, biases=(False, False, False)),
+    "gpt_oss": Family(
+        norm="rms32",
+        windows="layer_types",
+        has_sinks=True,
+        biases=("attention_bias", "attention_bias", False),
+    ),
 }

@@ -6,6 +6,7 @@ Read in this order:
     routing     which experts a token meets
     sorting     tokens in the order of their experts, in tiles
     grouped     products of all experts in one launch
+    swiglu      what gpt-oss's experts compute of gate and up
     cpu_experts what torch computes on a CPU
     tiles       how much a program computes at once
     config      what a family's experts are like

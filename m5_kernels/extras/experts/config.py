@@ -9,6 +9,7 @@ from typing import Any
 from milestone_llm.core.errors import InputError
 
 from .routing import SIGMOID, SOFTMAX_OF_CHOSEN, Routing
+from .swiglu import ClampedSwiGLU
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ class ExpertsConfig:
     """Name of the whole in a layer."""
     routes_in_fp32: bool = False
     """Whether the router multiplies in fp32 and not in the model's dtype."""
+    has_biases: bool = False
+    """Whether the router and the experts add biases."""
+    swiglu: ClampedSwiGLU | None = None
+    """What experts compute of gate and up; None: SiLU(gate) * up."""
+    is_interleaved: bool = False
+    """Whether checkpoints have `[in_size, out_size]`, where gate and up take turns."""
 
 
 def _qwen2_moe(c: Any) -> ExpertsConfig:
@@ -119,6 +126,22 @@ def _minimax_m2(c: Any) -> ExpertsConfig:
     )
 
 
+def _gpt_oss(c: Any) -> ExpertsConfig:
+    return ExpertsConfig(
+        routing=Routing(
+            c.num_local_experts, c.num_experts_per_tok, SOFTMAX_OF_CHOSEN, is_renormalised=False
+        ),
+        size=c.intermediate_size,
+        sparse_layers=_every(c),
+        router="router",
+        has_biases=True,
+        swiglu=ClampedSwiGLU(
+            getattr(c, "swiglu_alpha", 1.702), getattr(c, "swiglu_limit", 7.0)
+        ),  # fields that older releases of transformers do not have
+        is_interleaved=True,
+    )
+
+
 def _every(c: Any, step: int = 1) -> frozenset[int]:
     """Return every so many layers; with a step of 2 they are 1, 3, 5 and so on."""
     return frozenset(range(step - 1, c.num_hidden_layers, step))
@@ -134,6 +157,7 @@ FAMILIES: dict[str, Callable[[Any], ExpertsConfig]] = {
     "glm4_moe": _glm4_moe,
     "dots1": _glm4_moe,
     "minimax_m2": _minimax_m2,
+    "gpt_oss": _gpt_oss,
 }
 """Reads the config of each family."""
 

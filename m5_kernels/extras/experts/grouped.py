@@ -26,6 +26,7 @@ from m5_kernels.kernels.silu_mul import gated, silu_mul_torch
 from m5_kernels.kernels.triton_or_twin import ceil_div, next_power_of_2, tl, triton
 
 from .sorting import SortedPairs
+from .swiglu import ClampedSwiGLU, clamped_swiglu
 from .tiles import GroupedTile
 
 
@@ -36,15 +37,18 @@ def grouped_gate_up(
     top_k: int,
     tile: GroupedTile,
     launch: Launch = PLAIN,
+    bias: torch.Tensor | None = None,
+    swiglu: ClampedSwiGLU | None = None,
 ) -> torch.Tensor:
     """Return silu(gate) * up of each pair, `[num_pairs, size]`.
 
     hidden: `[num_tokens, in_size]`, rows contiguous; weight: `[num_experts, 2 * size, in_size]`,
-    contiguous, the gates of an expert first.
+    contiguous, the gates of an expert first; bias: `[num_experts, 2 * size]`, contiguous, or None.
+    swiglu: what is computed instead of silu(gate) * up.
     """
     size = weight.shape[1] // 2
     output = hidden.new_empty(len(hidden) * top_k, size)
-    _launch(hidden, weight, output, pairs, None, size, top_k, tile, launch)
+    _launch(hidden, weight, bias, output, pairs, None, size, top_k, tile, launch, swiglu)
     return output
 
 
@@ -55,20 +59,23 @@ def grouped_down(
     topk_weights: torch.Tensor,
     tile: GroupedTile,
     launch: Launch = PLAIN,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the output of each pair times its weight, `[num_pairs, out_size]`.
 
     neurons: `[num_pairs, in_size]`; weight: `[num_experts, out_size, in_size]`, both contiguous;
-    topk_weights: fp32 `[num_tokens, top_k]`.
+    topk_weights: fp32 `[num_tokens, top_k]`; bias: `[num_experts, out_size]`, contiguous, or None.
     """
     output = neurons.new_empty(len(neurons), weight.shape[1])
-    _launch(neurons, weight, output, pairs, topk_weights, weight.shape[1], 1, tile, launch)
+    size = weight.shape[1]
+    _launch(neurons, weight, bias, output, pairs, topk_weights, size, 1, tile, launch)
     return output
 
 
 def _launch(
     states: torch.Tensor,
     weight: torch.Tensor,
+    bias: torch.Tensor | None,
     output: torch.Tensor,
     pairs: SortedPairs,
     factors: torch.Tensor | None,
@@ -76,12 +83,13 @@ def _launch(
     top_k: int,
     tile: GroupedTile,
     launch: Launch,
+    swiglu: ClampedSwiGLU | None = None,
 ) -> None:
     in_size, max_tiles = weight.shape[2], len(pairs.tile_experts)
     if not max_tiles:
         return
     launch.kernel(_grouped_kernel, (max_tiles * ceil_div(size, tile.columns),))(
-        states, weight, output, *pairs, factors,
+        states, weight, bias, output, *pairs, factors,
         states.stride(0), size,
         IN_SIZE=in_size,
         TOP_K=top_k,
@@ -90,6 +98,8 @@ def _launch(
         DEPTH=tile.depth,
         STAGES=tile.num_stages,
         IS_GATED=factors is None,
+        ALPHA=swiglu and swiglu.alpha,
+        LIMIT=swiglu and swiglu.limit,
         num_warps=tile.num_warps,
         **launch.pdl_options(),
     )  # fmt: skip
@@ -97,7 +107,7 @@ def _launch(
 
 @triton.jit
 def _grouped_kernel(
-    states, weight, output, sorted_pairs, tile_experts, factors,
+    states, weight, bias, output, sorted_pairs, tile_experts, factors,
     stride, size,
     IN_SIZE: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -106,6 +116,8 @@ def _grouped_kernel(
     DEPTH: tl.constexpr,
     STAGES: tl.constexpr,
     IS_GATED: tl.constexpr,
+    ALPHA: tl.constexpr,
+    LIMIT: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     num_blocks = tl.cdiv(size, COLUMNS)
@@ -141,9 +153,16 @@ def _grouped_kernel(
         sums = tl.dot(w, h, sums, input_precision="ieee")
         if IS_GATED:
             ups = tl.dot(up, h, ups, input_precision="ieee")
+    if bias is not None:
+        sums += tl.load(bias + first + outputs).to(tl.float32)[:, None]
+        if IS_GATED:
+            ups += tl.load(bias + first + size + outputs).to(tl.float32)[:, None]
     if IS_GATED:
         dtype = output.dtype.element_ty
-        result = gated(sums.to(dtype), ups.to(dtype))
+        if LIMIT is None:
+            result = gated(sums.to(dtype), ups.to(dtype))
+        else:
+            result = clamped_swiglu(sums, ups, ALPHA, LIMIT)
     else:
         result = sums * tl.load(factors + pairs, mask=is_pair, other=0.0)[None, :]
     pointers = output + tl.maximum(pairs, 0).to(tl.int64)[None, :] * size + columns[:, None]
@@ -199,6 +218,9 @@ def experts_torch(
     topk_ids: torch.Tensor,
     topk_weights: torch.Tensor,
     shared: torch.Tensor | None = None,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    swiglu: ClampedSwiGLU | None = None,
 ) -> torch.Tensor:
     """Specify what the experts of a layer compute, one expert after another.
 
@@ -209,13 +231,22 @@ def experts_torch(
     order = ids.argsort(stable=True)
     counts = ids.bincount(minlength=len(gate_up)).tolist()
     outputs = hidden.new_empty(num_tokens * top_k, hidden.shape[1])
+    none = (None,) * len(gate_up)
+    experts = zip(
+        counts,
+        gate_up,
+        none if gate_up_bias is None else gate_up_bias,
+        down,
+        none if down_bias is None else down_bias,
+        strict=True,
+    )
     start = 0
-    for expert, count in enumerate(counts):
+    for count, first, first_bias, second, second_bias in experts:
         if count:
             pairs = order[start : start + count]
             start += count
-            neurons = silu_mul_torch(F.linear(hidden[pairs // top_k], gate_up[expert]))
-            outputs[pairs] = F.linear(neurons, down[expert])
+            neurons = F.linear(hidden[pairs // top_k], first, first_bias)
+            outputs[pairs] = F.linear((swiglu or silu_mul_torch)(neurons), second, second_bias)
     weighted = outputs.view(num_tokens, top_k, -1) * topk_weights[..., None]
     total = weighted.sum(1)
     return (total if shared is None else total + shared).to(hidden.dtype)

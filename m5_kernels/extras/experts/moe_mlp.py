@@ -60,12 +60,15 @@ class MoEMLP:
     config: ExpertsConfig
     router: Weight
     """`[num_experts, hidden_size]`."""
+    router_bias: torch.Tensor | None
     bias: torch.Tensor | None
     """fp32, added to scores for the choice."""
     gate_up: torch.Tensor
     """`[num_experts, 2 * size, hidden_size]`, the gates of an expert first."""
+    gate_up_bias: torch.Tensor | None
     down: torch.Tensor
     """`[num_experts, hidden_size, size]`."""
+    down_bias: torch.Tensor | None
     shared: DenseMLP | None
     shared_gate: Weight | None
     """`[1, hidden_size]`."""
@@ -89,14 +92,21 @@ class MoEMLP:
         hidden_size, num_experts = config.hidden_size, experts.routing.num_experts
         router_dtype = torch.float32 if experts.routes_in_fp32 else dtype
         own = replace(config, intermediate_size=experts.shared_size)
+
+        def bias(*sizes: int) -> torch.Tensor | None:
+            return torch.empty(sizes, dtype=dtype, device=device) if experts.has_biases else None
+
         return cls(
             config=experts,
             router=linear.create(num_experts, hidden_size, router_dtype, device),
+            router_bias=bias(num_experts),
             bias=torch.zeros(experts.bias_shape, device=device) if experts.bias else None,
             gate_up=torch.empty(
                 num_experts, 2 * experts.size, hidden_size, dtype=dtype, device=device
             ),
+            gate_up_bias=bias(num_experts, 2 * experts.size),
             down=torch.empty(num_experts, hidden_size, experts.size, dtype=dtype, device=device),
+            down_bias=bias(num_experts, hidden_size),
             shared=(
                 DenseMLP.create(index, own, linear, dtype, device) if experts.shared_size else None
             ),
@@ -108,27 +118,36 @@ class MoEMLP:
 
     def __call__(self, hidden: torch.Tensor, linear: LinearMethod, launch: Launch) -> torch.Tensor:
         """Return what the layer adds to the residual stream, `[num_tokens, hidden_size]`."""
-        routing, bias = self.config.routing, self.bias
+        routing, swiglu, bias = self.config.routing, self.config.swiglu, self.bias
         shared = self._shared(hidden, linear, launch)
         topk_ids = self._room_for_ids(hidden)
         if not launch.runs_triton(hidden):
             logits = self._router_logits(hidden, linear, launch)
             chosen = route(logits, routing, bias, topk_ids, launch)
-            return self.compute(hidden, self.gate_up, self.down, *chosen, shared)
+            return self.compute(
+                hidden, self.gate_up, self.down, *chosen, shared,
+                self.gate_up_bias, self.down_bias, swiglu,
+            )  # fmt: skip
         num_pairs = len(hidden) * routing.top_k
         tiles = grouped_tiles(num_pairs, routing.num_experts, hidden.dtype, hidden.device)
         rows = tiles.gate_up.rows
         if len(hidden) == 1:
             topk_ids, first_rows, topk_weights = route_one(
-                hidden, self.router, routing, bias, self.arrivals, rows, topk_ids[0], launch
-            )
+                hidden, self.router, routing, bias, self.arrivals, rows, topk_ids[0], launch,
+                self.router_bias,
+            )  # fmt: skip
             pairs = SortedPairs(first_rows, topk_ids)
         else:
             logits = self._router_logits(hidden, linear, launch)
             _, topk_weights = route(logits, routing, bias, topk_ids, launch)
             pairs = sort_by_expert(topk_ids, routing.num_experts, rows, launch)
-        neurons = grouped_gate_up(hidden, self.gate_up, pairs, routing.top_k, tiles.gate_up, launch)
-        outputs = grouped_down(neurons, self.down, pairs, topk_weights, tiles.down, launch)
+        neurons = grouped_gate_up(
+            hidden, self.gate_up, pairs, routing.top_k, tiles.gate_up, launch,
+            self.gate_up_bias, swiglu,
+        )  # fmt: skip
+        outputs = grouped_down(
+            neurons, self.down, pairs, topk_weights, tiles.down, launch, self.down_bias
+        )
         return combine(outputs, routing.top_k, shared, launch)
 
     def _room_for_ids(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -143,7 +162,7 @@ class MoEMLP:
     ) -> torch.Tensor:
         if self.config.routes_in_fp32:
             return F.linear(hidden.float(), self.router)
-        return linear.apply(hidden, self.router, None, launch)
+        return linear.apply(hidden, self.router, self.router_bias, launch)
 
     def _shared(
         self, hidden: torch.Tensor, linear: LinearMethod, launch: Launch
@@ -160,14 +179,23 @@ class MoEMLP:
         c, hidden_size = self.config, whole.hidden_size
         prefix = prefix.removesuffix("mlp") + c.block
         num_experts, two, _ = self.gate_up.shape
-        experts = f"{prefix}.experts"
+        gate_up, down = f"{prefix}.experts.gate_up_proj", f"{prefix}.experts.down_proj"
+        sizes, down_sizes, converts = (two, hidden_size), (hidden_size, c.size), {}
+        if c.is_interleaved:
+            sizes, down_sizes = sizes[::-1], down_sizes[::-1]
+            converts = {
+                gate_up: lambda weight: gates_first(weight).mT,
+                f"{gate_up}_bias": gates_first,
+                down: lambda weight: weight.mT,
+            }
         stored = [
             StoredWeight(self.router, ((f"{prefix}.{c.router}.weight", num_experts, hidden_size),)),
+            StoredWeight(self.router_bias, ((f"{prefix}.{c.router}.bias", num_experts),)),
             StoredWeight(self.bias, ((f"{prefix}.{c.bias}", *c.bias_shape),)),
-            StoredWeight(
-                self.gate_up, ((f"{experts}.gate_up_proj", num_experts, two, hidden_size),)
-            ),
-            StoredWeight(self.down, ((f"{experts}.down_proj", num_experts, hidden_size, c.size),)),
+            StoredWeight(self.gate_up, ((gate_up, num_experts, *sizes),), converts),
+            StoredWeight(self.gate_up_bias, ((f"{gate_up}_bias", num_experts, two),), converts),
+            StoredWeight(self.down, ((down, num_experts, *down_sizes),), converts),
+            StoredWeight(self.down_bias, ((f"{down}_bias", num_experts, hidden_size),)),
             StoredWeight(self.shared_gate, ((f"{prefix}.{c.shared_gate}.weight", 1, hidden_size),)),
         ]
         if self.shared is not None:
@@ -184,3 +212,8 @@ class MoEMLP:
         """Return from which numbers of tokens on products have other tiles."""
         routing = self.config.routing
         return [most * routing.num_experts // routing.top_k + 1 for most, _ in H200_GROUPED]
+
+
+def gates_first(weight: torch.Tensor) -> torch.Tensor:
+    """Return a weight `[..., 2 * size]` whose gates and ups take turns, with the gates first."""
+    return torch.cat((weight[..., ::2], weight[..., 1::2]), -1)

@@ -131,6 +131,7 @@ def route_one(
     rows: int,
     topk_ids: torch.Tensor | None = None,
     launch: Launch = PLAIN,
+    router_bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Route a single token. Runs as a kernel alone: for more tokens there are three.
 
@@ -139,6 +140,7 @@ def route_one(
         arrivals: int32 `[1]`, zero before and after.
         rows: of a tile.
         topk_ids: where the experts are written; None: into new memory.
+        router_bias: `[num_experts]`, added to the logits, or None. `bias` is that of the choice.
 
     Returns:
         The experts that were chosen, int32 `[top_k]`, each a tile (`SortedPairs.tile_experts`); the
@@ -152,7 +154,7 @@ def route_one(
     logits = router.new_empty(routing.num_experts)
     in_size = router.shape[1]
     launch.kernel(_route_one_kernel, (routing.num_experts,))(
-        hidden, router, bias, logits, arrivals, topk_ids, sorted_pairs, topk_weights,
+        hidden, router, router_bias, bias, logits, arrivals, topk_ids, sorted_pairs, topk_weights,
         routing.least_sum, routing.scale,
         **routing.constants,
         IN_SIZE=in_size,
@@ -166,7 +168,7 @@ def route_one(
 
 @triton.jit(do_not_specialize=["least_sum", "scale"])
 def _route_one_kernel(
-    hidden, router, bias, logits, arrivals, topk_ids, sorted_pairs, topk_weights,
+    hidden, router, router_bias, bias, logits, arrivals, topk_ids, sorted_pairs, topk_weights,
     least_sum, scale,
     NUM_EXPERTS: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -186,6 +188,8 @@ def _route_one_kernel(
     wait_for_previous(PDL)
     h = tl.load(hidden + inputs, mask=inputs < IN_SIZE, other=0.0)
     logit = tl.sum(w.to(tl.float32) * h.to(tl.float32), 0)
+    if router_bias is not None:
+        logit += tl.load(router_bias + expert).to(tl.float32)
     tl.store(logits + expert, logit.to(logits.dtype.element_ty))
     # All threads must have stored before the count goes up: the last program reads it all.
     tl.debug_barrier()

@@ -13,7 +13,7 @@ from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.layer import Layer, Norm
 from m5_kernels.decoder.ops import LESSON, DecoderOps
 from m5_kernels.decoder.shard import Shard
-from m5_kernels.decoder.weights import StoredWeight
+from m5_kernels.decoder.weights import StoredWeight, zeros_if
 from milestone_llm.core.errors import InputError
 
 from .family_layer import FamilyLayer, stored_norm
@@ -56,7 +56,9 @@ class FamilyDecoder(FusedDecoder):
             )
             norms = {name: self._norm() for name in norm_names(c.family.norms)}
             q_norm, k_norm = self._qk_norms()
+            sinks = zeros_if(c.family.has_sinks, c.num_q_heads, self.dtype, self.device)
             made = {
+                "attention": replace(plain.attention, sinks=sinks),
                 "input_norm": self._joined(after, norms.get("input_layernorm"), multiplier),
                 "post_norm": self._joined(
                     norms.get("after_attention_norm"),

@@ -60,6 +60,7 @@ class FamilyLayer(Layer):
             ),
             StoredWeight(self.output, ((f"{attention}.o_proj.weight", hidden, q_size),)),
             StoredWeight(self.output_bias, ((f"{attention}.o_proj.bias", hidden),)),
+            StoredWeight(self.attention.sinks, ((f"{attention}.sinks", c.num_q_heads),)),
             *self.mlp.stored(f"{prefix}.mlp", whole),
         ]
         for name, norm in (("q_norm", self.q_norm), ("k_norm", self.k_norm)):

@@ -261,7 +261,7 @@ def test_log_probabilities_of_any_vocabulary(vocab_size):
         ("llama", {"quantization": "gguf"}, 'sums of quantization="gguf"'),
         ("llama", {"tensor_parallel_size": 2}, "tensor_parallel_size=2"),
         ("qwen3-moe", {}, "experts of qwen3_moe"),
-        ("gpt-oss", {}, "no fused decoder for 'gpt_oss'"),
+        ("deepseek-v3", {}, "no fused decoder for 'deepseek_v3'"),
     ],
 )
 def test_what_does_not_keep_the_promise_is_refused(family, fields, reason):

@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.decoder.linear import LinearMethod
+from m5_kernels.extras.experts.config import experts_config
 from m5_kernels.extras.experts.grouped import (
     combine,
     experts_torch,
     grouped_down,
     grouped_gate_up,
 )
+from m5_kernels.extras.experts.moe_mlp import MoEMLP
 from m5_kernels.extras.experts.routing import (
     SIGMOID,
     SOFTMAX_OF_CHOSEN,
@@ -23,8 +27,11 @@ from m5_kernels.extras.experts.routing import (
     route_torch,
 )
 from m5_kernels.extras.experts.sorting import sort_by_expert, sort_by_expert_torch
+from m5_kernels.extras.experts.swiglu import ClampedSwiGLU
 from m5_kernels.extras.experts.tiles import GroupedTile, grouped_tiles
+from m5_kernels.kernels.launch import PLAIN, Launch
 from m5_kernels.tools.measure import relative_error
+from milestone_llm.lab.families import build_small_model
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 MAX_ERROR = {torch.float32: 1e-5, torch.float16: 8e-3, torch.bfloat16: 2e-2}
@@ -103,20 +110,23 @@ def experts(
 
 
 def grouped(
+    tile: GroupedTile | None,
     hidden: torch.Tensor,
     gate_up: torch.Tensor,
     down: torch.Tensor,
     topk_ids: torch.Tensor,
     topk_weights: torch.Tensor,
     shared: torch.Tensor | None,
-    tile: GroupedTile | None = None,
+    gate_up_bias: torch.Tensor | None = None,
+    down_bias: torch.Tensor | None = None,
+    swiglu: ClampedSwiGLU | None = None,
 ) -> torch.Tensor:
     top_k = topk_ids.shape[1]
     tiles = grouped_tiles(topk_ids.numel(), len(gate_up), hidden.dtype, hidden.device)
     first, second = (tile, tile) if tile else tiles
     pairs = sort_by_expert(topk_ids, len(gate_up), first.rows)
-    neurons = grouped_gate_up(hidden, gate_up, pairs, top_k, first)
-    outputs = grouped_down(neurons, down, pairs, topk_weights, second)
+    neurons = grouped_gate_up(hidden, gate_up, pairs, top_k, first, PLAIN, gate_up_bias, swiglu)
+    outputs = grouped_down(neurons, down, pairs, topk_weights, second, PLAIN, down_bias)
     return combine(outputs, top_k, shared)
 
 
@@ -145,14 +155,20 @@ def test_grouped_products(
     weights = experts(num_experts, hidden_size, size, dtype, device)
     topk_ids = random_ids(num_tokens, num_experts, top_k, device)
     topk_weights = torch.rand(num_tokens, top_k, device=device)
-    for shared in (None, torch.randn(num_tokens, hidden_size, device=device).to(dtype)):
-        inputs = hidden, *weights, topk_ids, topk_weights, shared
+    shared = torch.randn(num_tokens, hidden_size, device=device).to(dtype)
+    biases = (
+        (torch.randn(num_experts, 2 * size, device=device) * 2).to(dtype),
+        torch.randn(num_experts, hidden_size, device=device).to(dtype),
+    )
+    swiglu = ClampedSwiGLU(1.702, 1.5)  # some gates and ups are beyond the limit
+    for more in ((None,), (shared,), (None, *biases, swiglu)):
+        inputs = hidden, *weights, topk_ids, topk_weights, *more
         exact: list[Any] = [
-            each.double() if each is not None and each.is_floating_point() else each
+            each.double() if torch.is_tensor(each) and each.is_floating_point() else each
             for each in inputs
         ]
         tile = None if device == "cuda" else GroupedTile(16, 16, 32, 4, 2)
-        error = relative_error(grouped(*inputs, tile), experts_torch(*exact))
+        error = relative_error(grouped(tile, *inputs), experts_torch(*exact))
         assert error < MAX_ERROR[dtype]
 
 
@@ -165,9 +181,13 @@ def test_one_token_is_routed_in_one_launch(
     router = torch.randn(routing.num_experts, 70, device=device)
     bias, arrivals = torch.randn(routing.num_experts, device=device), torch.zeros(1).int()
     arrivals = arrivals.to(device)
-    for _ in range(2):  # the second time with what the first has left
-        found = route_one(hidden, router, routing, bias, arrivals, 16)
+    for router_bias in (None, 3 * torch.randn(routing.num_experts, device=device)):
+        # The second time with what the first has left
+        found = route_one(
+            hidden, router, routing, bias, arrivals, 16, launch=PLAIN, router_bias=router_bias
+        )
         logits = (router.double() @ hidden[0].double())[None].float()
+        logits += 0 if router_bias is None else router_bias
         topk_ids, topk_weights = route_torch(logits, routing, bias)
         assert torch.equal(found[0], topk_ids[0])
         wanted = torch.full((routing.top_k, 16), -1)
@@ -177,8 +197,24 @@ def test_one_token_is_routed_in_one_launch(
     assert arrivals.item() == 0
 
 
+@pytest.mark.parametrize("num_tokens", [1, 5])
+@pytest.mark.parametrize("family", ["gpt_oss", "qwen2_moe"])
+@torch.inference_mode()
+def test_a_layer_launches_what_its_twins_compute(family: str, num_tokens: int, device: str) -> None:
+    config = build_small_model(family).config
+    c, experts, linear = DecoderConfig.from_hf(config), experts_config(config), LinearMethod()
+    mlp = MoEMLP.create(1, experts, c, linear, torch.float32, device)
+    for each in mlp.stored("model.layers.1.mlp", c):
+        if each.target is not None:
+            each.target.normal_()
+    hidden = torch.randn(num_tokens, c.hidden_size, device=device)
+    twins = mlp(hidden, linear, Launch(uses_twins=True))
+    torch.testing.assert_close(mlp(hidden, linear, PLAIN), twins, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("swiglu", [None, ClampedSwiGLU(1.702, 0.5)], ids=str)
 def test_nan_of_a_row_stays_in_its_row_and_a_row_has_the_same_bits_in_any_batch(
-    device: str,
+    swiglu: ClampedSwiGLU | None, device: str
 ) -> None:
     routing = Routing(6, 2)
     weights = experts(6, 40, 24, torch.float32, device)
@@ -186,7 +222,8 @@ def test_nan_of_a_row_stays_in_its_row_and_a_row_has_the_same_bits_in_any_batch(
     tile = GroupedTile(16, 16, 32, 4, 2)
 
     def compute(rows: list[int]) -> torch.Tensor:
-        return grouped(hidden[rows], *weights, *route(logits[rows], routing), None, tile)
+        chosen = route(logits[rows], routing)
+        return grouped(tile, hidden[rows], *weights, *chosen, None, None, None, swiglu)
 
     alone = compute(list(range(9)))
     for rows in itertools.islice(itertools.permutations(range(9), 5), 0, 9000, 4000):

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import m4_prefix_chunked
 import m5_kernels
-from helpers.engines import make_engine, random_prompts
+from helpers.engines import greedy, hf_generate, make_engine, random_prompts
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.linear import LinearMethod
 from m5_kernels.decoder.shard import Shard
@@ -21,10 +21,11 @@ from m5_kernels.extras.experts.cpu_experts import cpu_experts
 from m5_kernels.extras.experts.grouped import experts_torch
 from m5_kernels.extras.experts.moe_mlp import MoEMLP
 from m5_kernels.extras.experts.routing import route_torch
+from m5_kernels.extras.experts.swiglu import ClampedSwiGLU
 from m5_kernels.kernels.launch import PLAIN
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.sampling_params import SamplingParams
-from milestone_llm.models.tiny_models import TINY_FAMILIES, build_tiny_model
+from milestone_llm.models.tiny_models import TINY_FAMILIES, VOCAB_SIZE, build_tiny_model
 from milestone_llm.trace.tracer import Tracer
 
 FIELDS: dict[str, dict[str, Any]] = {
@@ -58,19 +59,20 @@ FIELDS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "minimax_m2": {"num_local_experts": 8, "num_experts_per_tok": 3},
+    "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 11},
 }
 FIELDS["dots1"] = FIELDS["glm4_moe"]
 
 
 def small_model(family: str) -> Any:
-    """A model of three layers with random weights, corrections of scores included."""
+    """A model of three layers with random weights, biases and corrections of scores included."""
     fields = {**TINY_FAMILIES["llama"], "num_hidden_layers": 3, "initializer_range": 0.25}
     config = AutoConfig.for_model(family, **fields, **FIELDS[family])
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for name, weight in (*model.named_buffers(), *model.named_parameters()):
-        if "correction_bias" in name:
-            weight.data.normal_(std=0.3)
+        if "bias" in name:  # gates and ups beyond their limits
+            weight.data.normal_(std=4.0 if "gate_up_proj" in name else 0.3)
     return model.requires_grad_(False)
 
 
@@ -91,7 +93,7 @@ def test_a_layer_computes_what_hugging_faces_module_does(family: str) -> None:
     stored = dict(read_model(model, consume=False))
     for name, own in slices.items():
         assert own.shape == tuple(stored[name].shape), name
-        own.target.copy_(stored[name])
+        own.target.copy_(own.convert(stored[name]) if own.convert else stored[name])
     ours = f"model.layers.{index}.{experts.block}."
     assert {name for name in stored if name.startswith(ours)} == slices.keys()
     hidden = torch.randn(9, config.hidden_size)
@@ -110,13 +112,16 @@ def test_torchs_grouped_product_is_its_twin(num_tokens: int, size: int, dtype: s
     hidden, shared = torch.randn(2, num_tokens, 40)
     topk_ids = torch.rand(num_tokens, 6).topk(2, -1)[1].int()  # the last expert is not met
     topk_weights = torch.rand(num_tokens, 2)
-    for extra in (None, shared):
-        kind = getattr(torch, dtype)
+    kind = getattr(torch, dtype)
+    biases = (torch.randn(7, 2 * size) * 2).to(kind), torch.randn(7, 40).to(kind)
+    swiglu = ClampedSwiGLU(1.702, 1.5)  # some gates and ups are beyond the limit
+    cases: list[tuple[Any, ...]] = [(None,), (shared,), (None, *biases, swiglu)]
+    for extra, *more in cases:
         inputs = hidden.to(kind), gate_up.to(kind), down.to(kind)
         added = None if extra is None else extra.to(kind)
-        expected = experts_torch(*inputs, topk_ids, topk_weights, added)
+        expected = experts_torch(*inputs, topk_ids, topk_weights, added, *more)
         clone = None if added is None else added.clone()
-        found = cpu_experts(*inputs, topk_ids, topk_weights, clone)
+        found = cpu_experts(*inputs, topk_ids, topk_weights, clone, *more)
         torch.testing.assert_close(found, expected)
 
 
@@ -134,6 +139,23 @@ def test_an_engine_gives_the_tokens_of_hugging_faces_modules(family: str) -> Non
         for _ in range(2):  # the second time from the prefix cache
             found = engine.generate(prompts, params)
             assert [[each.token_ids for each in out.outputs] for out in found] == expected
+
+
+def test_gpt_oss_where_each_layer_keeps_its_blocks() -> None:
+    """Chunks, preemption, cache hits. `tests/m4/test_hybrid.py` has the same with groups."""
+    model, prompts = small_model("gpt_oss"), random_prompts([12, 10, 3, 61, 17, 80])
+    prompts.append([*prompts[3][:50], 7, 7])
+    expected = [hf_generate(model, each, 8, eos_token_id=VOCAB_SIZE) for each in prompts]
+    engine = make_engine(
+        m5_kernels, model, max_model_len=100, block_size=4, kv_cache_tokens=136,
+        max_num_batched_tokens=12, max_num_seqs=9, disable_hybrid_kv_cache_manager=True,
+    )  # fmt: skip
+    for _ in range(2):
+        found = engine.generate(prompts, greedy(8))
+        assert [each.token_ids for each in found] == expected
+    stats = engine.stats()
+    assert stats["preemptions"] > 0
+    assert stats["prefix_cache"]["saved_tokens"] > 0
 
 
 @pytest.mark.parametrize(
