@@ -16,6 +16,7 @@ def cpu_experts(
     topk_ids: torch.Tensor,
     topk_weights: torch.Tensor,
     shared: torch.Tensor | None = None,
+    *of_gpt_oss: object,
 ) -> torch.Tensor:
     """Sort pairs by expert, multiply each expert's rows, and put the results back in order."""
     num_tokens, top_k = topk_ids.shape
