@@ -18,7 +18,8 @@ from milestone_llm.core.errors import InputError
 
 from .families import FAMILIES, Family
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")  # their angles depend on position alone
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "ntk_alpha")
+"""Their angles depend on position alone."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class DecoderConfig:
     """Factor of what a layer adds to the residual stream."""
     logits_scaling: float = 1.0
     """Logits are divided by it."""
+    query_scaling: tuple[float, int] | None = None
+    """beta and length of `1 + beta * log(1 + position // length)`, a factor of queries."""
 
     @classmethod
     def from_hf(cls, config: Any) -> DecoderConfig:
@@ -76,19 +79,22 @@ class DecoderConfig:
         hidden_size, num_q_heads = config.hidden_size, config.num_attention_heads
         num_kv_heads = read("num_key_value_heads", default=num_q_heads)
         head_dim = read("head_dim", default=hidden_size // num_q_heads)
-        epsilon = read("rms_norm_eps", "norm_epsilon", "layer_norm_epsilon", default=1e-5)
+        epsilon = read(
+            "rms_norm_eps", "norm_epsilon", "layer_norm_epsilon", "layer_norm_eps", default=1e-5
+        )
         activation = read("hidden_act", "hidden_activation", "activation_function")
         ropes = _rope_parameters(config)
         partial = read("partial_rotary_factor", default=1.0)
         partial = next(iter(ropes.values()), {}).get("partial_rotary_factor") or partial
         pretraining_tp = read("pretraining_tp", default=1)
-        rope_types = {each.get("rope_type", "default") for each in ropes.values()}
+        rope_types = {_rope_type(each) for each in ropes.values()}
         refusals = {
             f"activation {activation!r}": activation not in family.activations,
             **{f"rope_type {kind!r}": kind not in ROPE_TYPES for kind in rope_types},
             f"partial_rotary_factor {partial}": not family.is_partial and partial != 1,
             "quantized weights": read("quantization_config") is not None,
             f"pretraining_tp {pretraining_tp}": pretraining_tp != 1,
+            "norms of what yarn has scaled": family.qk_norm == "rotated" and "yarn" in rope_types,
             "scores by the number of the layer": bool(read("scale_attn_by_inverse_layer_idx")),
             "scores without a scale": not read("scale_attn_weights", default=True),
             "norms after the addition": not read("do_layer_norm_before", default=True),
@@ -115,6 +121,13 @@ class DecoderConfig:
         if family.scale == "attention_multiplier":
             names = ("embedding_multiplier", "residual_multiplier", "logits_scaling")
             multipliers = {name: getattr(config, name) for name in names}
+        if read("logit_scale") is not None:
+            multipliers["logits_scaling"] = 1 / config.logit_scale
+        query_scaling = None
+        if family.scales_queries:
+            rope = config.rope_parameters
+            beta, length = rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]
+            query_scaling = (beta, length)
         root = hidden_size**0.5 if family.scales_embedding else 1.0
         return cls(
             vocab_size=config.vocab_size,
@@ -136,6 +149,7 @@ class DecoderConfig:
             scale=scale,
             num_positions=config.max_position_embeddings if family.rope == "learned" else 0,
             rotary_dim=int(head_dim * partial) if family.is_partial else None,
+            query_scaling=query_scaling,
             **{"embedding_multiplier": root, **multipliers},
         )
 
@@ -191,10 +205,13 @@ def rope_tables(config: Any, max_positions: int | None = None) -> torch.Tensor:
     for index, kind in enumerate(kinds):
         rotary = next(module[name] for name in module if name.endswith("RotaryEmbedding"))(config)
         arguments = (kind,) if kind else ()
-        cos, sin = rotary(torch.zeros(1), positions[None], *arguments)
-        half = (c.rotary_dim or c.head_dim) // 2  # what is after it repeats it
-        tables[index, :, :half] = cos[0, :, :half]
-        tables[index, :, c.head_dim // 2 :][:, :half] = sin[0, :, :half]
+        cos, sin = (each[0] for each in rotary(torch.zeros(1), positions[None], *arguments))
+        half = (c.rotary_dim or c.head_dim) // 2
+        if cos.shape[1] == 2 * half:  # an angle is there twice: half a head apart, or in a row
+            is_in_row = torch.equal(cos[:, ::2], cos[:, 1::2])
+            cos, sin = (each[:, ::2] if is_in_row else each[:, :half] for each in (cos, sin))
+        tables[index, :, :half] = cos
+        tables[index, :, c.head_dim // 2 :][:, :half] = sin
     return tables
 
 
@@ -204,6 +221,12 @@ def _rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
     if any(isinstance(value, dict) for value in parameters.values()):
         return {kind: each for kind, each in parameters.items() if kind in config.layer_types}
     return {"": parameters} if parameters else {}
+
+
+def _rope_type(parameters: dict[str, Any]) -> str:
+    """Return the type of a rotary embedding. With `alpha`, "dynamic" is not (Hunyuan)."""
+    kind: str = parameters.get("rope_type", "default")
+    return "ntk_alpha" if kind == "dynamic" and parameters.get("alpha") else kind
 
 
 def _ropes(config: Any, family: Family) -> tuple[int, ...]:

@@ -1,8 +1,7 @@
 """What distinguishes a family of models from llama: one line of data for each.
 
 The fused decoder computes llama. A line names what is different, and `config` adds the numbers of
-one model. What no field can say is left to Hugging Face's modules (`hf_decoder`): cohere2 has
-attention and MLP in parallel, hunyuan_v1_dense norms queries and keys after the rotation.
+one model. What no field can say is left to Hugging Face's modules (`hf_decoder`).
 """
 
 from __future__ import annotations
@@ -16,11 +15,15 @@ class Family:
 
     norm: str = "rms"
     """RMSNorm is "rms"; "rms32" multiplies by the weight before it rounds; "rms32 + 1" likewise,
-    where a checkpoint has the weight minus 1. "layer": LayerNorm with a bias."""
+    where a checkpoint has the weight minus 1. "layer": LayerNorm; "layer + bias": with a bias."""
     norms: str = "before"
-    """A norm is "before" attention and before the MLP, or "after" each, or "both"."""
+    """A norm is "before" attention and before the MLP, or "after" each, or "both". "parallel": one
+    is before both, which read the same."""
     qk_norm: str = ""
-    """RMSNorm of queries and keys before they are rotated: of each "head", or of the "whole"."""
+    """RMSNorm of queries and keys before they are rotated: of each "head", or of the "whole". Of
+    each "rotated" head: after that."""
+    scales_queries: bool = False
+    """Queries have a factor that grows with their position (`llama_4_scaling_beta`)."""
     rope: str = "halves"
     """An element of a head is rotated with the one half a head away ("halves"), or with its
     neighbour ("pairs"). "learned": nothing is rotated; the embedding of its position is added to a
@@ -61,8 +64,9 @@ class Family:
     def is_lesson(self) -> bool:
         """Whether the lesson's operations compute it; else those of an extra do."""
         others = (self.norm, self.norms, self.rope, self.is_partial, self.rotated, self.names)
-        plain = others == ("rms", "before", "halves", False, "all", ()) and not self.has_sinks
-        return plain and self.qk_norm != "whole" and self.is_gated and not self.merged
+        plain = others == ("rms", "before", "halves", False, "all", ()) and self.is_gated
+        more = self.qk_norm in ("whole", "rotated") or self.scales_queries or self.has_sinks
+        return plain and not more and not self.merged
 
 
 GELU = ("gelu_pytorch_tanh", "gelu_new")
@@ -120,8 +124,22 @@ FAMILIES = {
         scales_embedding=True,
         names=(*AFTER, ("pre_feedforward_layernorm", "post_attention_layernorm")),
     ),
-    "starcoder2": Family(
+    "ministral3": Family(windows="all", scales_queries=True, biases=(False, False, False)),
+    "hunyuan_v1_dense": Family(
+        qk_norm="rotated",
+        biases=("attention_bias", "attention_bias", False),
+        names=(("query_layernorm", "q_norm"), ("key_layernorm", "k_norm")),
+    ),
+    "cohere2": Family(
         norm="layer",
+        norms="parallel",
+        rope="pairs",
+        rotated="window",
+        windows="layer_types",
+        biases=("attention_bias", "attention_bias", False),
+    ),
+    "starcoder2": Family(
+        norm="layer + bias",
         windows="all",
         activations=GELU,
         is_gated=False,
@@ -129,7 +147,7 @@ FAMILIES = {
         names=((".c_fc.", ".up_proj."), (".c_proj.", ".down_proj.")),
     ),
     "opt": Family(
-        norm="layer",
+        norm="layer + bias",
         rope="learned",
         position_offset=2,
         activations=("relu", *GELU),
@@ -146,7 +164,7 @@ FAMILIES = {
         ),
     ),
     "gpt2": Family(
-        norm="layer",
+        norm="layer + bias",
         rope="learned",
         activations=GELU,
         is_gated=False,

@@ -22,7 +22,7 @@ from .flat_probe import FEATURES, UnsupportedError, run_flat
 from .hf_model import with_attention
 from .pretrained import quiet_transformers
 
-ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "proportional", "ntk_alpha")
 """Rotary embeddings whose angles depend only on a token's own position. `dynamic` and `longrope`
 also use the longest position in the batch, which may belong to another request."""
 

@@ -5,4 +5,5 @@ them, as operations of a layer.
     norms            RMSNorm or LayerNorm, before or after attention and MLP, with multipliers
     mlp              other activations, with and without a gate
     qk_norm          norms of all queries and all keys of a token
+    query_scale      factors of queries, and norms, after the rotation
 """

@@ -20,9 +20,16 @@ from .family_layer import FamilyLayer, stored_norm
 from .mlp import XIELU_CONSTANTS, FamilyMLP
 from .norms import EXACT, LAYER, ROUNDED, FamilyNorm, NormWeight, add_norm, embed_norm
 from .qk_norm import NormThenRope
+from .query_scale import RopeThenNorm, RopeThenScale, position_factors
 
 TRANSPOSED = ("c_attn.weight", "c_fc.weight", "c_proj.weight")
-KINDS = {"rms": ROUNDED, "rms32": EXACT, "rms32 + 1": EXACT, "layer": LAYER}
+KINDS = {
+    "rms": ROUNDED,
+    "rms32": EXACT,
+    "rms32 + 1": EXACT,
+    "layer": LAYER,
+    "layer + bias": LAYER,
+}
 
 
 class FamilyDecoder(FusedDecoder):
@@ -37,12 +44,14 @@ class FamilyDecoder(FusedDecoder):
         ops: DecoderOps | None = None,
         shard: Shard | None = None,
     ) -> None:
-        super().__init__(config, cos_sin, dtype, device, family_ops(config, ops or LESSON), shard)
+        own_ops = family_ops(config, ops or LESSON, cos_sin.shape[1], dtype, device)
+        super().__init__(config, cos_sin, dtype, device, own_ops, shard)
 
     def create_layers(self) -> None:
         """Create the layers, and the norms between them, not yet filled."""
         c = self.config
         after, multiplier = None, c.embedding_multiplier
+        is_parallel = c.family.norms == "parallel"
         self.positions: torch.Tensor | None = None
         if c.num_positions:
             shape = (c.num_positions, c.hidden_size)
@@ -62,8 +71,11 @@ class FamilyDecoder(FusedDecoder):
                 "input_norm": self._joined(after, norms.get("input_layernorm"), multiplier),
                 "post_norm": self._joined(
                     norms.get("after_attention_norm"),
-                    norms.get("post_attention_layernorm"),
+                    norms["input_layernorm"]
+                    if is_parallel
+                    else norms.get("post_attention_layernorm"),
                     c.residual_multiplier,
+                    is_parallel,
                 ),
                 "q_norm": q_norm,
                 "k_norm": k_norm,
@@ -80,15 +92,19 @@ class FamilyDecoder(FusedDecoder):
     def _norm(self) -> NormWeight:
         norm, size = self.config.family.norm, self.config.hidden_size
         dtype = torch.float32 if has_own_norms(self.config) else self.dtype
-        bias = torch.zeros(size, device=self.device) if norm == "layer" else None
+        bias = torch.zeros(size, device=self.device) if norm == "layer + bias" else None
         return NormWeight(KINDS[norm], torch.empty(size, dtype=dtype, device=self.device), bias)
 
     def _joined(
-        self, after: NormWeight | None, before: NormWeight | None, multiplier: float
+        self,
+        after: NormWeight | None,
+        before: NormWeight | None,
+        multiplier: float,
+        is_parallel: bool = False,
     ) -> Norm:
         """Return what an operation between two linear layers takes as its norm."""
         if has_own_norms(self.config):
-            return FamilyNorm(after, before, multiplier)
+            return FamilyNorm(after, before, multiplier, is_parallel=is_parallel)
         assert before is not None
         return before.weight
 
@@ -97,7 +113,8 @@ class FamilyDecoder(FusedDecoder):
         if not c.has_qk_norm:
             return None, None
         heads = (c.num_q_heads, c.num_kv_heads) if c.family.qk_norm == "whole" else (1, 1)
-        dtype = self.dtype if c.family.norm == "rms" else torch.float32
+        is_plain = c.family.norm == "rms" and c.family.qk_norm != "rotated"
+        dtype = self.dtype if is_plain else torch.float32
         q_norm, k_norm = (
             torch.empty(num * c.head_dim, dtype=dtype, device=self.device) for num in heads
         )
@@ -163,16 +180,33 @@ def norm_names(norms: str) -> list[str]:
     """Return the names of a layer's norms, given `Family.norms`."""
     before = ["input_layernorm", "post_attention_layernorm"]
     after = ["after_attention_norm", "after_mlp_norm"]
-    return {"before": before, "after": after, "both": before + after}[norms]
+    return {
+        "before": before,
+        "after": after,
+        "both": before + after,
+        "parallel": ["input_layernorm"],
+    }[norms]
 
 
-def family_ops(config: DecoderConfig, ops: DecoderOps) -> DecoderOps:
+def family_ops(
+    config: DecoderConfig,
+    ops: DecoderOps,
+    max_positions: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> DecoderOps:
     """Return the operations, with those replaced in which a family is not as the lesson."""
     family = config.family
     if has_own_norms(config):
         ops = replace(ops, embed_norm=embed_norm, add_norm=add_norm, last_norm=add_norm)
     if config.has_qk_norm and family.qk_norm == "whole":
         ops = replace(ops, rope_kv_write=NormThenRope(ops.rope_kv_write))
+    if config.has_qk_norm and family.qk_norm == "rotated":
+        ones = torch.ones(config.head_dim, dtype=dtype, device=device)
+        ops = replace(ops, rope_kv_write=RopeThenNorm(ops.rope_kv_write, ones))
+    if config.query_scaling is not None:
+        factors = position_factors(*config.query_scaling, max_positions).to(device)
+        ops = replace(ops, rope_kv_write=RopeThenScale(ops.rope_kv_write, factors))
     is_dense = ops.mlp is LESSON.mlp
     if is_dense and (not family.is_gated or config.activation != "silu" or family.merged):
         ops = replace(ops, mlp=FamilyMLP.create)

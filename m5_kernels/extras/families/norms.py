@@ -45,6 +45,9 @@ class FamilyNorm:
     """Factor of what is added."""
     positions: torch.Tensor | None = None
     """Embeddings of positions, `[max_positions, hidden_size]`, added to those of the tokens."""
+    is_parallel: bool = False
+    """`before` is the norm of the residual stream as it was before the addition: the MLP reads what
+    attention has read."""
 
 
 def embed_norm(
@@ -108,6 +111,7 @@ def _norm(
             ROW=row,
             AFTER=after.kind if after else ROUNDED,
             BEFORE=before.kind if before else ROUNDED,
+            IS_PARALLEL=norm.is_parallel,
             num_warps=min(16, max(1, row // 512)),
             # See `wait_for_previous`: the kernel that reads the embedding is the first of a step's.
             **launch.pdl_options(waits_for_launch=input_ids is not None),
@@ -123,6 +127,7 @@ def _family_norm_kernel(
     ROW: tl.constexpr,
     AFTER: tl.constexpr,
     BEFORE: tl.constexpr,
+    IS_PARALLEL: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
@@ -146,10 +151,12 @@ def _family_norm_kernel(
         row = (row.to(tl.float32) + added.to(tl.float32)).to(dtype)
     pointers = residual + token * residual_stride + columns
     if input_ids is None:
-        total = row.to(tl.float32) + tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
-        row = total.to(dtype)
+        stream = tl.load(pointers, mask=mask, other=0.0)
+        row = (row.to(tl.float32) + stream.to(tl.float32)).to(dtype)
     tl.store(pointers, row, mask=mask)
     if before is not None:
+        if IS_PARALLEL:
+            row = stream
         result = _normed(row.to(tl.float32), weight, mask, epsilon, HIDDEN_SIZE, BEFORE, dtype)
         if bias is not None:
             result += tl.load(bias + columns, mask=mask, other=0.0)
@@ -178,6 +185,11 @@ def _twin(
         part = norm_torch(part, norm.after, epsilon)
     if norm.multiplier != 1:
         part = part * norm.multiplier
+    if norm.is_parallel:
+        assert residual is not None
+        assert norm.before is not None
+        normed = norm_torch(residual, norm.before, epsilon)
+        return residual.add_(part), normed
     residual = part if residual is None else residual.add_(part)
     return residual, residual if norm.before is None else norm_torch(residual, norm.before, epsilon)
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
+    HunYuanDenseV1RotaryEmbedding,
+)
 
 import m5_kernels
 from helpers.engines import greedy, hf_generate, make_engine, random_prompts
@@ -38,12 +41,28 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
         "exaone4",
         {"sliding_window": None, "layer_types": ["full_attention"] * 4},
     ),
+    "later queries are longer": (
+        "ministral3",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 0.8,
+            }
+        },
+    ),
     "no biases": ("starcoder2", {"use_bias": False}),
     "another scale": ("gemma3_text", {"query_pre_attn_scalar": 30}),
     "tied, scaled": ("gemma", {"tie_word_embeddings": True}),
     "tied, transposed": ("gpt2", {"tie_word_embeddings": True}),
     "biases of the MLP": ("arcee", {"mlp_bias": True, "attention_bias": True}),
 }
+if hasattr(HunYuanDenseV1RotaryEmbedding, "compute_ntk_alpha_rope_parameters"):
+    # Older releases of transformers call these angles dynamic.
+    ALPHA = {**ROPE, "rope_type": "dynamic", "factor": 1.0, "alpha": 1000.0}
+    MORE["a larger base"] = ("hunyuan_v1_dense", {"rope_parameters": ALPHA})
 CASES = {**{name: (name, {}) for name in FAMILIES}, **MORE}
 NEW = [
     name
@@ -104,6 +123,7 @@ def test_what_a_family_has_and_the_table_does_not_say_is_refused_by_name() -> No
         ("opt", {"do_layer_norm_before": False}, "norms after the addition"),
         ("opt", {"word_embed_proj_dim": 32}, "an embedding of another size"),
         ("olmo2", {"hidden_act": "gelu"}, "activation 'gelu'"),
+        ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "yarn"}}, "what yarn has scaled"),
     ):
         config = build_small_model(family).config
         for name, value in overrides.items():

@@ -51,6 +51,7 @@ def test_norms(shape: tuple[int, int], kind: int, dtype: torch.dtype, device: st
         FamilyNorm(weight(min(kind, EXACT)), weight(), 0.3),
         FamilyNorm(weight(min(kind, EXACT)), None),
         FamilyNorm(None, weight(), 12.0),
+        FamilyNorm(None, weight(), is_parallel=True),
     ):
         sums = residual.clone(), residual.clone()
         found, expected = (
@@ -99,7 +100,7 @@ def test_activations(activation: int, is_gated: bool, dtype: torch.dtype, device
         close(found, expected)
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "olmo3", "gpt2"])
+@pytest.mark.parametrize("family", ["gemma3_text", "olmo3", "cohere2", "gpt2"])
 @torch.inference_mode()
 def test_logits_equal_hugging_face(family: str, device: str) -> None:
     sizes: dict[str, Any] = {"n_layer": 1}
