@@ -50,6 +50,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-8b": _qwen3(4096, 12_288, 36, 32),
     "qwen3-32b": _qwen3(5120, 25_600, 64, 64),
     "qwen3-30b-a3b": _QWEN3_30B_A3B,
+    "gpt-oss-20b": {"model_type": "gpt_oss", "num_hidden_layers": 24, "num_local_experts": 32},
 }
 """Fields of the Hugging Face config of each shape."""
 
