@@ -10,7 +10,8 @@ The query heads that share a KV head are rows of one small product: `[kv_heads, 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -23,21 +24,37 @@ SIMILAR = 1.25
 """Rows attend together if the longest has at most so many times the tokens of the shortest."""
 
 
-class AttentionBatch(NamedTuple):
+@dataclass(frozen=True)
+class AttentionBatch:
     """Sequences that attend in one call."""
 
     tokens: torch.Tensor | None
     """int64 `[num_seqs * query_len]`: indices of their tokens in the step. None: all of them."""
     query_len: int
-    slots: torch.Tensor | slice
-    """int64 `[num_seqs * context_len]`: the slots of their keys and values. A slice if the slots
+    slots: torch.Tensor | int
+    """int64 `[num_seqs * context_len]`: the slots of their keys and values. The first slot if they
     are contiguous and in order, so that no copy is needed."""
-    context_len: int
-    """Context length of the longest sequence. The rest of a shorter one repeats its last token,
-    which the mask hides."""
+    shape: tuple[int, int, int, int]
+    """`[num_seqs, num_kv_heads, context_len, head_dim]`, with the context length of the longest
+    sequence. The rest of a shorter one repeats its last token, which the mask hides."""
     mask: torch.Tensor | None
     """bool, for a chunk `[query_len, context_len]`, for decode rows
     `[num_seqs, 1, 1, context_len]`: which tokens a query sees. None: all before it, and itself."""
+
+    @cached_property
+    def strides(self) -> tuple[int, int, int, int]:
+        """How far numbers of keys or values are apart, in each dimension of `shape`."""
+        _, num_kv_heads, context_len, head_dim = self.shape
+        token = num_kv_heads * head_dim
+        return context_len * token, head_dim, token, 1
+
+    def gather(self, cache: torch.Tensor) -> torch.Tensor:
+        """Return keys or values from a cache `[num_blocks, block_size, num_kv_heads, head_dim]`."""
+        if isinstance(self.slots, int):
+            first = cache.storage_offset() + self.slots * self.strides[2]
+            return cache.as_strided(self.shape, self.strides, first)
+        gathered = cache.flatten(0, 1).index_select(0, self.slots)
+        return gathered.as_strided(self.shape, self.strides)
 
 
 class CPUAttention:
@@ -69,7 +86,7 @@ class CPUAttention:
             self._planned[group] = metadata, {}
         by_window = self._planned[group][1]
         if window not in by_window:
-            by_window[window] = plan_batches(metadata, key_cache.shape[1], window)
+            by_window[window] = plan_batches(metadata, key_cache.shape, window)
         batches = by_window[window]
         if len(batches) == 1 and batches[0].tokens is None:
             return attend_batch(query, key_cache, value_cache, batches[0], layer)
@@ -90,15 +107,9 @@ def attend_batch(
     layer: AttentionLayer,
 ) -> torch.Tensor:
     """Return attention of a batch's tokens, `[num_tokens, num_q_heads, head_dim]` as queries."""
-    num_kv_heads, head_dim = key_cache.shape[2:]
-    keys, values = (
-        gather(cache.view(-1, num_kv_heads, head_dim), batch.slots)
-        .view(-1, batch.context_len, num_kv_heads, head_dim)
-        .transpose(1, 2)
-        for cache in (key_cache, value_cache)
-    )
+    keys, values = batch.gather(key_cache), batch.gather(value_cache)
     if batch.query_len == 1:
-        rows = query.unflatten(1, (num_kv_heads, -1))
+        rows = query.view(len(query), batch.shape[1], -1, query.shape[2])
         output = attend(rows, keys, values, batch.mask, scaling=layer.scale, sinks=layer.sinks)
         return output.flatten(1, 2)
     rows = query.unflatten(0, (-1, batch.query_len)).transpose(1, 2)
@@ -109,15 +120,13 @@ def attend_batch(
     return output.transpose(1, 2).flatten(0, 1)
 
 
-def gather(cache: torch.Tensor, slots: torch.Tensor | slice) -> torch.Tensor:
-    """Return keys or values in these slots, from a cache `[num_slots, num_kv_heads, head_dim]`."""
-    return cache[slots] if isinstance(slots, slice) else cache.index_select(0, slots)
-
-
 def plan_batches(
-    metadata: StepMetadata, block_size: int, window: int | None
+    metadata: StepMetadata, cache_shape: torch.Size, window: int | None
 ) -> list[AttentionBatch]:
-    """Return batches of sequences that attend together, with the slots of their KV."""
+    """Return batches of sequences that attend together, with the slots of their KV.
+
+    cache_shape: `[num_blocks, block_size, num_kv_heads, head_dim]`.
+    """
     m = metadata
     decode_lens = m.decode_lens[: m.num_decodes].tolist()
     rows = [seq for seq, context_len in enumerate(decode_lens) if context_len]
@@ -127,7 +136,7 @@ def plan_batches(
         for seq in range(int(m.first_chunk), len(lens)):
             if starts[seq] < starts[seq + 1]:
                 tokens = torch.arange(starts[seq], starts[seq + 1])
-                batches.append(batch_of_chunk(m, seq, tokens, lens[seq], block_size, window))
+                batches.append(batch_of_chunk(m, seq, tokens, lens[seq], cache_shape, window))
     seen = {seq: min(window or decode_lens[seq], decode_lens[seq]) for seq in rows}
     rows.sort(key=seen.__getitem__, reverse=True)
     while rows:
@@ -135,14 +144,15 @@ def plan_batches(
         group = sorted(seq for seq in rows if seen[seq] * SIMILAR >= longest)
         rows = rows[len(group) :]
         first_tokens = [decode_lens[seq] - seen[seq] for seq in group]
-        slots = slots_of(metadata, group, first_tokens, longest, block_size)
+        slots = slots_of(metadata, group, first_tokens, longest, cache_shape[1])
+        shape = len(group), cache_shape[2], longest, cache_shape[3]
         mask = None
         own_lens = torch.tensor([seen[seq] for seq in group])
         if own_lens.amin() < longest:
             mask = (torch.arange(longest) < own_lens[:, None])[:, None, None]
         in_order = group == list(range(len(m.input_ids)))
         batches.append(
-            AttentionBatch(None if in_order else torch.tensor(group), 1, slots, longest, mask)
+            AttentionBatch(None if in_order else torch.tensor(group), 1, slots, shape, mask)
         )
     return batches
 
@@ -152,7 +162,7 @@ def batch_of_chunk(
     seq: int,
     tokens: torch.Tensor,
     context_len: int,
-    block_size: int,
+    cache_shape: torch.Size,
     window: int | None,
 ) -> AttentionBatch:
     """Return the batch of a chunk. Its tokens are the last of its context."""
@@ -166,14 +176,18 @@ def batch_of_chunk(
         mask = places <= queries
         if window is not None:
             mask &= places > queries - window
-    slots = slots_of(metadata, [seq], [first], context_len - first, block_size)
-    return AttentionBatch(tokens, query_len, slots, context_len - first, mask)
+    slots = slots_of(metadata, [seq], [first], context_len - first, cache_shape[1])
+    shape = 1, cache_shape[2], context_len - first, cache_shape[3]
+    return AttentionBatch(tokens, query_len, slots, shape, mask)
 
 
 def slots_of(
     metadata: StepMetadata, seqs: list[int], first_tokens: list[int], length: int, block_size: int
-) -> torch.Tensor | slice:
-    """Return slots of `length` tokens of each sequence. A shorter one repeats its last token."""
+) -> torch.Tensor | int:
+    """Return slots of `length` tokens of each sequence. A shorter one repeats its last token.
+
+    If they are contiguous and in order, the first of them is returned.
+    """
     last = metadata.context_lens[seqs, None].long() - 1
     places = torch.tensor(first_tokens)[:, None] + torch.arange(length)
     places = torch.minimum(places, last)
@@ -181,5 +195,5 @@ def slots_of(
     slots = (blocks * block_size + places % block_size).flatten()
     first = int(slots[0])
     if torch.equal(slots, torch.arange(first, first + len(slots))):  # blocks are contiguous
-        return slice(first, first + len(slots))
+        return first
     return slots

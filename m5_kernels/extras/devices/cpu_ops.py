@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +29,11 @@ def embed_norm(
     weight: torch.Tensor,
     epsilon: float,
     launch: Launch = PLAIN,
-) -> tuple[torch.Tensor | TwoSigns, torch.Tensor]:
-    """Return rows of the embedding, with which the residual stream begins, and their norm."""
+) -> tuple[Any, torch.Tensor]:
+    """Return rows of the embedding, with which the residual stream begins, and their norm.
+
+    The first is what `add_norm` takes, `TwoSigns` or a tensor. The decoder only passes it on.
+    """
     residual = F.embedding(input_ids, embedding)
     if len(residual) > FEW_ROWS:
         return residual, rms_norm(residual, weight, epsilon)
@@ -83,7 +86,7 @@ class RopeStep:
         self.kept = slot_mapping >= 0 if slot_mapping.amin() < 0 else None
         """bool `[num_tokens]`: which tokens are not padding. None: all of them."""
         self.angles: dict[int, tuple[torch.Tensor, ...]] = {}
-        """Cosines, sines and their negatives, for each table of them: fp32 `[num_tokens, 1, head_dim]`."""
+        """Cosines, sines and their negatives, for each table: fp32 `[num_tokens, 1, ..]`."""
         num_kv_heads, head_dim = key_cache.shape[2:]
         shape = len(positions), num_q_heads + num_kv_heads, head_dim
         self.before, self.after = torch.empty(2, *shape)

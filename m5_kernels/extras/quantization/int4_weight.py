@@ -133,7 +133,7 @@ class Int4Weight:
         few = hidden.shape[0] < MANY_ROWS and hidden.dtype == torch.bfloat16
         if few and self.packed is not None:
             nibbles, scales = self.packed
-            output = torch.ops.aten._weight_int4pack_mm_for_cpu(inputs, nibbles, GROUP, scales)
+            output = torch._weight_int4pack_mm_for_cpu(inputs, nibbles, GROUP, scales)
         else:
             output = inputs @ self.whole.weights(hidden.dtype)
         return output if bias is None else output.add_(bias)
@@ -147,7 +147,7 @@ def has_packed_product() -> bool:
     hidden = torch.eye(GROUP, dtype=torch.bfloat16)
     try:
         packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(nibbles, 1)
-        product = torch.ops.aten._weight_int4pack_mm_for_cpu(hidden, packed, GROUP, scales)
+        product = torch._weight_int4pack_mm_for_cpu(hidden, packed, GROUP, scales)
     except (AttributeError, RuntimeError):
         return False
     return torch.equal(product.T.float(), nibbles - 8.0 + 1)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from m5_kernels.decoder.attention import Attention, AttentionLayer, AttentionShape
 from m5_kernels.extras.devices.cpu_attention import CPUAttention, plan_batches
 from m5_kernels.extras.devices.cpu_linear import CPULinear
-from m5_kernels.extras.devices.cpu_ops import FEW_ROWS, RopeAndWrite, add_norm
+from m5_kernels.extras.devices.cpu_ops import FEW_ROWS, RopeAndWrite, add_norm, embed_norm
 from m5_kernels.extras.quantization.cpu_int8 import MANY_ROWS, CPUInt8Weight, has_int8_product
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch
 from m5_kernels.kernels.rope_kv_write import rope_kv_write_torch
@@ -87,7 +87,7 @@ def test_blocks_that_are_neighbours_are_read_where_they_lie(chunk: int, window: 
     for cache in (batch.key_cache, batch.value_cache):
         cache.nan_to_num_()  # what no token had written lies elsewhere now
     metadata = metadata_of(batch, [chunk])
-    assert isinstance(plan_batches(metadata, 4, window)[0].slots, slice)
+    assert isinstance(plan_batches(metadata, batch.key_cache.shape, window)[0].slots, int)
     layer = AttentionLayer(0, window)
     arguments = batch.query, batch.key_cache, batch.value_cache, metadata, layer
     found, wanted = CPUAttention(*SIZES)(*arguments), Attention(*SIZES)(*arguments)
@@ -123,11 +123,16 @@ def test_rotation_and_kv_write(has_norms: bool, dtype: torch.dtype) -> None:
 @DTYPES
 @pytest.mark.parametrize("num_tokens", [1, FEW_ROWS, FEW_ROWS + 1])
 def test_norm_and_gate(num_tokens: int, dtype: torch.dtype) -> None:
-    part, residual = torch.randn(2, num_tokens, 70).to(dtype)
-    weight, other = torch.randn(70).to(dtype), residual.clone()
-    wanted = add_rms_norm_torch(part, other, weight, 1e-5)
-    close(add_norm(part, residual, weight, 1e-5), wanted)
-    assert torch.equal(residual, other)
+    embedding, weight = torch.randn(40, 70).to(dtype), torch.randn(70).to(dtype)
+    ids = torch.randint(0, 40, (num_tokens,), dtype=torch.int32)
+    residual, normed = embed_norm(ids, ids, embedding, weight, 1e-5)
+    wanted = embedding[ids]
+    nothing = torch.zeros_like(wanted)
+    close(normed, add_rms_norm_torch(nothing, wanted, weight, 1e-5))
+    for part in torch.randn(2, num_tokens, 70).to(dtype):  # in place: the second sees the first
+        close(
+            add_norm(part, residual, weight, 1e-5), add_rms_norm_torch(part, wanted, weight, 1e-5)
+        )
     hidden, matrix = torch.randn(num_tokens, 70).to(dtype), torch.randn(20, 70).to(dtype)
     gated = CPULinear().gate_up(hidden, matrix)
     close(gated, silu_mul_torch(F.linear(hidden, matrix)))
