@@ -38,7 +38,7 @@ COPIED_BYTES = 16
 LONG_ROW = 4096
 """Elements of a row of the weight from which on `dot_linear` is the fastest for few tokens."""
 WIDE_TILE = HopperTile(128, 64, 8)
-PART = 128
+PART = 256
 """Inputs of a part of a small weight."""
 
 

@@ -42,7 +42,7 @@ SPLIT = 512
 """Tokens of a split, except the first ones."""
 NUM_FIRST = 4
 """Splits of the first `SPLIT` tokens."""
-FEW_SEQS = 8
+FEW_SEQS = 4
 """Up to so many sequences the first splits are computed at the same time. If there are more, one
 program walks them."""
 PROGRAMS_PER_SM = 2
