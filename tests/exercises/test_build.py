@@ -6,10 +6,8 @@ a mistake in it.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -18,6 +16,7 @@ from types import ModuleType
 import pytest
 
 from exercises.build.check import FOLDER, ROOT, Course, Parts, course_names, problem
+from helpers.forked import run_python
 from m2_batching.demo import main as m2_demo
 from m3_paged.scheduler import Scheduler as PagedScheduler
 from milestone_llm.core.errors import InputError
@@ -296,9 +295,7 @@ def checkout(tmp_path):
     shutil.copytree(FOLDER.parent, tmp_path / "exercises", ignore=shutil.ignore_patterns(*mine))
 
     def build(*arguments: str) -> str:
-        command = [sys.executable, "-m", "exercises.build", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        ran = subprocess.run(command, cwd=tmp_path, env=environment, text=True, capture_output=True)
+        ran = run_python("-m", "exercises.build", *arguments, root=tmp_path)
         return ran.stdout + ran.stderr
 
     build.root = tmp_path

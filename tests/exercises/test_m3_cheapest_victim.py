@@ -9,7 +9,7 @@ from m3_paged.scheduler import Scheduler
 
 EXERCISE = ("m3_cheapest_victim.py", "CheapestVictimScheduler")
 MAX_PREEMPTIONS = 4
-NUM_STORMS = 8
+NUM_STORMS = 4
 WRONG, TOLD = Scheduler, "tokens are computed again; with the scheduler as it is"
 
 

@@ -49,8 +49,8 @@ def tiny_model(family: str = "llama", **config_overrides: Any) -> PreTrainedMode
 
 SHARED: set[Any] = set()
 """Models of `tiny_model`."""
-PROBED: set[Any] = set()
-"""Shared models with the milestones that have checked them, and with what that depends on."""
+CHECKED: set[Any] = set()
+"""Checks of shared models that have passed, with what they depend on."""
 
 
 def make_engine(package: Any, model: Any = None, **fields: Any) -> Any:
@@ -58,15 +58,19 @@ def make_engine(package: Any, model: Any = None, **fields: Any) -> Any:
     step."""
     fields = {"max_num_seqs": 4, "check_invariants": True, **fields}
     model = tiny_model() if model is None else model
-    probed = package, model, fields.get("quantization"), fields.get("adapt_backend")
+    probe = "check_padded" if package is m1_single else "check_flat"
+    options = fields.get("quantization"), fields.get("adapt_backend")
+    checks = {
+        f"{package.__name__}.engine.{probe}": (probe, model),
+        "m5_kernels.decoder.load.check_logits": (package, model, *options),
+    }
     with pytest.MonkeyPatch.context() as patch:
-        if probed in PROBED:  # the check takes longer than making an engine
-            probe = "check_padded" if package is m1_single else "check_flat"
-            patch.setattr(f"{package.__name__}.engine.{probe}", lambda model: None)
-            patch.setattr("m5_kernels.decoder.load.check_logits", lambda *given: None)
+        for name, checked in checks.items():
+            if checked in CHECKED:  # a check takes longer than making an engine
+                patch.setattr(name, lambda *given: None)
         engine = package.LLMEngine(model, **fields)
     if model in SHARED:
-        PROBED.add(probed)
+        CHECKED.update(checks.values())
     return engine
 
 
@@ -83,15 +87,19 @@ def random_prompts(lengths: Sequence[int], seed: int = 0) -> list[list[int]]:
 
 
 @functools.cache
-def _hf_continuation(family: str, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
-    no_token = VOCAB_SIZE
-    return hf_generate(tiny_model(family), list(prompt), max_tokens, eos_token_id=no_token)
+def _hf_continuation(model: Any, prompt: tuple[int, ...]) -> list[int]:
+    return hf_generate(model, list(prompt), 12, eos_token_id=VOCAB_SIZE)
 
 
-def hf_greedy(family: str, prompt: Sequence[int], max_tokens: int = 12) -> list[int]:
-    """Return the output of Hugging Face's `generate`, past EOS. At most 12 tokens, cached."""
+def hf_greedy(model: Any, prompt: Sequence[int], max_tokens: int = 12) -> list[int]:
+    """Return the output of Hugging Face's `generate`, past EOS. At most 12 tokens, cached.
+
+    Args:
+        model: one of `tiny_model`, or its family.
+    """
     assert max_tokens <= 12
-    return _hf_continuation(family, tuple(prompt), 12)[:max_tokens]
+    model = tiny_model(model) if isinstance(model, str) else model
+    return _hf_continuation(model, tuple(prompt))[:max_tokens]
 
 
 def hf_generate(model: Any, prompt: list[int], max_tokens: int, **options: Any) -> list[int]:

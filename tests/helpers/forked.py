@@ -82,9 +82,9 @@ def run(function: Callable[..., Any], *arguments: Any) -> subprocess.CompletedPr
     return subprocess.CompletedProcess(arguments, child.exitcode, out, err)
 
 
-def run_python(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `python WORDS...` in the project's folder."""
-    return run(_become, [str(word) for word in words])
+def run_python(*words: str | Path, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run `python WORDS...` in the project's folder, or in a copy of it."""
+    return run(_become, [str(word) for word in words], root)
 
 
 def _captured(files: list[Path], function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -96,7 +96,7 @@ def _captured(files: list[Path], function: Callable[..., Any], arguments: tuple[
     sys.exit(function(*arguments))
 
 
-def _become(words: list[str]) -> None:
+def _become(words: list[str], root: Path) -> None:
     sys.path.insert(0, str(ROOT / "docs"))
     docs_commands = importlib.import_module("docs_commands")
-    docs_commands.become(words, {}, ROOT, 1, 2)
+    docs_commands.become(words, {}, root, 1, 2)

@@ -131,7 +131,7 @@ PENALTIES |= {"logit_bias": {7: 2.5, 30: -100, 31: 0.5}, "logprobs": 2}
 
 
 def workload(
-    seed: int = 1, vocab_size: int = VOCAB_SIZE, longest: int = 20
+    seed: int = 1, vocab_size: int = VOCAB_SIZE, longest: int = 12
 ) -> tuple[list[list[int]], list[SamplingParams]]:
     """Return ten requests: shared prefixes, equal prompts, every kind of sampling and of
     stopping."""

@@ -39,7 +39,7 @@ def test_words_are_printed_when_they_are_complete_and_wrap() -> None:
     assert out.getvalue().endswith("\n\n分散 end")
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("one_thread", "no_pixels")
 def test_the_demo_prints_a_line_a_step_for_each_milestone_and_writes_its_page(
     capsys: Any, tmp_path: Any
 ) -> None:

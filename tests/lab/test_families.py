@@ -7,12 +7,14 @@ prints the same as a table.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from typing import Any
 
 import pytest
 
+from m5_kernels.decoder.families import FAMILIES
 from milestone_llm import MILESTONES
 from milestone_llm.lab.families import VARIANTS, Outcome, family_names, try_family
 
@@ -71,8 +73,14 @@ def test_keys_wider_than_values_are_served_but_by_m5(name: str) -> None:
     assert re.search("keys of 32 numbers and values of 16.*M4 serves it", found.detail)
 
 
-@pytest.mark.parametrize("milestone", ["m1_single", "m2_batching", "m5_kernels"])
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize(
+    ("name", "milestone"),
+    [
+        *itertools.product(SERVED, FIRST_AND_SECOND),
+        # M5's table of families has a test of its own.
+        *((name, "m5_kernels") for name in SERVED if name not in FAMILIES),
+    ],
+)
 def test_common_families_give_the_tokens_of_generate(name: str, milestone: str) -> None:
     skip_unless_known(name)
     assert outcome(name, milestone).kind == "equal"

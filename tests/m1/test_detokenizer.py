@@ -119,7 +119,7 @@ def ids_of(tokenizer: Any, *pieces: str) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_random_tokens_decode_as_a_whole_does(kind: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]
@@ -257,7 +257,7 @@ def named(
 
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_texts_of_tokens_are_together_the_text(kind: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[kind]

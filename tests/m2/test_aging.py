@@ -7,6 +7,7 @@ import pytest
 import m2_batching
 import m3_paged
 from helpers.engines import PACKAGES, assert_empty, greedy, make_engine
+from helpers.read_back import ReadBackRunner
 from m5_kernels.extras.tensor_parallel.rank_peers import NewRequest
 from milestone_llm.core.errors import InputError
 
@@ -37,6 +38,8 @@ def served_at(engine, clock):
 @milestones
 def test_nobody_starves_under_a_flood_of_urgent_requests(package, clock):
     def engine(**fields):
+        runner = ReadBackRunner(None if package is m2_batching else 16)
+        fields |= {"max_model_len": 16, "runner": runner}
         return make_engine(package, max_num_seqs=1, policy="priority", **fields)
 
     assert served_at(engine(), clock) >= FLOOD, "without aging it waits for the end of the flood"

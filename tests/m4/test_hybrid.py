@@ -7,7 +7,14 @@ import pytest
 
 import m4_prefix_chunked
 import m5_kernels
-from helpers.engines import greedy, hf_generate, make_engine, random_prompts, tiny_model
+from helpers.engines import (
+    greedy,
+    hf_generate,
+    hf_greedy,
+    make_engine,
+    random_prompts,
+    tiny_model,
+)
 from helpers.schedulers import Life, assert_tokens, of_length, prompt, request_of
 from m4_prefix_chunked.config import EngineConfig
 from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler, choose_groups
@@ -101,7 +108,7 @@ def test_tokens_are_those_of_huggingface(package, family, window, fields):
     model = tiny_model(family, sliding_window=window)
     prompts = random_prompts([12, 11, 12, 10, 3, 12, 11, 12, 12, 61, 17, 80])
     prompts.append([*prompts[9][:50], 7, 7])  # diverges where another prompt's window was
-    expected = [hf_generate(model, each, 12, eos_token_id=VOCAB_SIZE) for each in prompts]
+    expected = [hf_greedy(model, each) for each in prompts]
     engine = make_engine(package, model, max_model_len=100, max_num_seqs=9, **fields)
     assert isinstance(engine.scheduler, HybridScheduler)
     for _ in range(2):  # the second time with what the prefix cache has kept

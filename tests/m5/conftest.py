@@ -11,6 +11,8 @@ Inputs are new in each run of these tests, and a failure prints the `KERNEL_SEED
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +36,23 @@ KERNEL_TESTS = [
 ]
 """Folders and files whose tests take a `device`."""
 collect_ignore = [] if HAS_GPU or IS_INTERPRETED else KERNEL_TESTS
+
+
+if IS_INTERPRETED:
+    from triton.language.core import is_builtin
+    from triton.runtime import interpreter
+
+    @functools.cache
+    def names_of_builtins(lang: Any) -> list[str]:
+        return [name for name, member in inspect.getmembers(lang) if is_builtin(member)]
+
+    def patch_builtins(lang: Any, *rest: Any) -> None:
+        """Do what Triton does in each call of a function, but do not look for the names again."""
+        for name in names_of_builtins(lang):
+            if is_builtin(member := getattr(lang, name)):
+                interpreter._patch_attr(lang, name, member, *rest)
+
+    interpreter._patch_builtin = patch_builtins
 
 
 @pytest.fixture

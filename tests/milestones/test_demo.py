@@ -24,13 +24,12 @@ from milestone_llm.lab.demo.work import Work
 from milestone_llm.models.checkpoint import LoadedModel
 from milestone_llm.trace.jsonl import read_run
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "no_pixels")
 pytest_plugins = ["helpers.benches"]
 
 MAINS = {name[:2]: importlib.import_module(f"{name}.demo").main for name in MILESTONES}
 TINY = ["--model", "tiny-llama", "--out"]
 Demo = Callable[..., tuple[str, list[dict[str, Any]]]]
-small = pytest.mark.usefixtures("no_pixels")
 
 
 @pytest.fixture
@@ -112,7 +111,6 @@ def test_a_demo_shows_what_its_chapter_tells(demo: Demo, scene: str) -> None:
 # --- its options --------------------------------------------------------------------------------
 
 
-@small
 def test_own_prompts_lengths_and_seeds(demo: Demo) -> None:
     out, trace = demo("m1", "--prompts", "two words", "[bold]one[/]", "--max-tokens", "3")
     assert len(trace) == 3
@@ -125,7 +123,6 @@ def test_own_prompts_lengths_and_seeds(demo: Demo) -> None:
     assert one == again != two
 
 
-@small
 def test_trace_on_the_console_shows_every_step_once(capsys: Any, tmp_path: Path) -> None:
     options = ["--trace", "console", "--max-tokens", "4", "--prompts", "a b", "c"]
     assert MAINS["m1"]([*TINY, str(tmp_path), *options]) == 0
@@ -152,7 +149,6 @@ for name in {modules}:
 THREE_ROWS = ["--max-num-seqs", "3"]
 
 
-@small
 def test_m2_arrivals_are_ones_own_or_random(demo: Demo) -> None:
     _, trace = demo("m2", "--arrivals", "0,0,3", *THREE_ROWS, *SHORT)
     assert [record["step"] for record in trace if "r2" in record["admitted"]] == [3]
@@ -167,7 +163,6 @@ def admissions(trace: list[dict[str, Any]]) -> list[int]:
     ]
 
 
-@small
 def test_m2_priority_serves_the_most_urgent_first(demo: Demo) -> None:
     prompts = ["--prompts", "one", "one two", "one two three"]
     one_row = ["--max-num-seqs", "1", "--no-static", *SHORT, *prompts]
@@ -178,7 +173,6 @@ def test_m2_priority_serves_the_most_urgent_first(demo: Demo) -> None:
     assert "changes nothing without --policy" in demo("m2", *SHORT, "--priorities", "2,0,1")[0]
 
 
-@small
 def test_m2_step_budgets_are_compared(demo: Demo) -> None:
     out, trace = demo("m2", "--max-num-batched-tokens", "32,2048", *THREE_ROWS, *SHORT)
     assert "budget 32 and budget 2048 gave the same tokens" in out
@@ -186,7 +180,6 @@ def test_m2_step_budgets_are_compared(demo: Demo) -> None:
     assert admitted == [0, 0, 1], "3 + 26 tokens fill a step of 32"
 
 
-@small
 def test_m3_swap_gives_the_tokens_of_a_pool_with_room(demo: Demo) -> None:
     roomy, trace = demo("m3", "--kv-cache-tokens", "4096")
     assert not any(record["preempted"] for record in trace)
@@ -197,7 +190,6 @@ def test_m3_swap_gives_the_tokens_of_a_pool_with_room(demo: Demo) -> None:
     assert answers(roomy) == answers(out)
 
 
-@small
 def test_m3_completions_share_blocks_and_copy_on_write(demo: Demo) -> None:
     out, trace = demo("m3", "--n", "3")
     copies = [e for record in trace for e in record["events"] if e["type"] == "copy_on_write"]
@@ -229,7 +221,6 @@ def test_m3_a_step_holds_the_longest_prompt_and_a_pool_what_the_model_can_have()
         assert small_pool(args, work) == 1536
 
 
-@small
 def test_m4_a_long_prompt_comes_in_chunks_beside_four_who_decode(demo: Demo) -> None:
     out, trace = demo("m4", "--part", "2")
     assert "mixed and prefill_first gave the same tokens." in out
@@ -238,7 +229,6 @@ def test_m4_a_long_prompt_comes_in_chunks_beside_four_who_decode(demo: Demo) -> 
     assert told == [(5, 60)] * 6 + [(5, 40)]
 
 
-@small
 def test_m4_a_request_that_repeats_guesses(demo: Demo) -> None:
     out, trace = demo("m4", "--part", "3", "--max-tokens", "8")
     lines = out[out.index("What guesses brought") :].splitlines()

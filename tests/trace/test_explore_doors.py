@@ -21,6 +21,7 @@ def traces_in(page: Path) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
     return [(meta, rest) for meta, *rest in lines]
 
 
+@pytest.mark.usefixtures("no_pixels")
 @pytest.mark.parametrize(
     ("arguments", "milestones"),
     [

@@ -25,7 +25,7 @@ needs_two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs
 
 STORM = os.environ.get("STORM") == "1"
 PATIENCE_S = 1800 if STORM else 240
-NUM_STEPS = 10_000 if STORM else 150
+NUM_STEPS = 10_000 if STORM else 100
 
 CASES: dict[str, Any] = {
     "llama": ("llama", {"attention_bias": True, "mlp_bias": True}, {}),
