@@ -68,7 +68,7 @@ def _engine(model: Any, size: int, **fields: Any) -> Any:
 
 
 def _tokens(engine: Any, seed: int = 1) -> list[list[list[int]]]:
-    outputs = engine.generate(*m5_models.workload(seed))
+    outputs = engine.generate(*m5_models.workload(seed, longest=20))
     return [[each.token_ids for each in output.outputs] for output in outputs]
 
 
