@@ -299,7 +299,7 @@ def test_a_model_chooses_between_words_and_a_call(server):
 
 
 def test_an_answer_has_several_calls_if_that_is_asked_for(roomy):
-    asked = {"tools": [CLOCK, WEATHER], "tool_choice": "auto", "max_tokens": 240}
+    asked = {"tools": [CLOCK, WEATHER], "tool_choice": "auto", "max_tokens": 300}
     bias = pushed(**{"{": 60, "\n": 20})
     (one,) = called(roomy, **asked, **bias).choices
     (many,) = called(roomy, **asked, **bias, parallel_tool_calls=True).choices
