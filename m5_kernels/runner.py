@@ -253,7 +253,7 @@ class ModelRunner:
         request_id = row.request.request_id
         if request_id not in self.rows:
             self.rows[request_id] = RunningRequest(self.free_rows.pop(), row.request)
-            self.sent_tables[request_id] = [SentTable() for _ in self.state.block_tables]
+            self.sent_tables[request_id] = [SentTable() for _ in tables_of(row.blocks)]
             self.state.add_request(self.rows[request_id].row, row.request, row.start)
         index, sent_tables = self.rows[request_id].row, self.sent_tables[request_id]
         for group, (sent, blocks) in enumerate(

@@ -146,8 +146,8 @@ class GroupedBlocks(BlockManager):
             GroupBlockManager(pool, block_size, events, window, max_tokens) for window in windows
         ]
         self.at_rest: dict[str, tuple[int, int]] = {}
-        """Until when a running request's tables stay as they are: until it has computed as many
-        tokens as the one number, or writes the token that is the other."""
+        """Until when a running request's tables stay as they are: until its first uncertain token
+        is the one number, or it writes the token that is the other."""
 
     @property
     def num_available(self) -> int:
@@ -191,7 +191,7 @@ class GroupedBlocks(BlockManager):
     def is_at_rest(self, request: Request, end: int) -> bool:
         """Whether a request can write the tokens up to `end - 1`, and no block goes back."""
         rest = self.at_rest.get(request.request_id)
-        return rest is not None and end <= rest[1] and request.num_computed_tokens < rest[0]
+        return rest is not None and end <= rest[1] and certain_start(request) < rest[0]
 
     def note_rest(self, request: Request, end: int) -> None:
         """Note until when tables stay as they are, after tokens `.. end - 1` became writable."""

@@ -243,7 +243,7 @@ def test_a_consumed_model_gives_its_memory_back() -> None:
 @pytest.mark.parametrize(
     ("family", "overrides", "named"),
     [
-        ("cohere2", {}, "cohere2"),
+        ("cohere", {}, "cohere"),
         ("gemma3_text", {"final_logit_softcapping": 30.0}, "soft-capping of logits"),
         ("llama", {"hidden_act": "gelu"}, "gelu"),
         (
