@@ -3,7 +3,10 @@ import assert from "node:assert/strict";
 
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
+import { tool as langchainTool } from "@langchain/core/tools";
+import { ChatOpenAI } from "@langchain/openai";
 import { generateText, Output, streamText, tool } from "ai";
+import { createAgent } from "langchain";
 import OpenAI from "openai";
 import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import { z } from "zod";
@@ -88,8 +91,44 @@ async function aiSdk(kind, of) {
   assert.ok(called.length >= 2, kind);
 }
 
+async function langchain(useResponsesApi) {
+  const asked = { model, maxTokens: 200, temperature: 0, maxRetries: 0, useResponsesApi };
+  const configuration = { baseURL: settings.baseURL };
+  const open = (fields) =>
+    new ChatOpenAI({ ...asked, apiKey: settings.apiKey, configuration, ...fields });
+  const chat = open({});
+  const called = [];
+  const about = { name: "weather", description: "The weather.", schema: City };
+  const weather = langchainTool((given) => {
+    called.push(City.parse(given));
+    return "sun";
+  }, about);
+  const whole = (await chat.invoke("Who?")).text;
+  assert.ok(whole.length);
+  let text = "";
+  for await (const part of await chat.stream("Who?")) text += part.text;
+  assert.equal(text, whole);
+  await chat.bindTools([weather]).invoke("Who?");
+  const forced = chat.bindTools([weather], { tool_choice: "weather" });
+  const [call] = (await forced.invoke("Who?")).tool_calls;
+  assert.equal(await weather.invoke(call.args), "sun");
+  let streamed;
+  for await (const part of await forced.stream("Who?")) streamed = streamed?.concat(part) ?? part;
+  City.parse(streamed.tool_calls[0].args);
+  for (const method of ["jsonSchema", "functionCalling"])
+    Person.parse(await chat.withStructuredOutput(Person, { method }).invoke("Who?"));
+  const agent = createAgent({ model: chat, tools: [weather] });
+  const { messages: said } = await agent.invoke({ messages });
+  assert.equal(said.at(-1).type, "ai");
+  assert.ok(called.length);
+  await assert.rejects(open({ temperature: -1 }).invoke("Who?"), { status: 400 });
+}
+
 await openaiNode();
 console.log("openai");
+await langchain(false);
+await langchain(true);
+console.log("langchain");
 const provider = createOpenAI(settings);
 await aiSdk("responses", provider(model));
 console.log("ai, responses");

