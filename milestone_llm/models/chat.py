@@ -69,7 +69,7 @@ def render_chat(
             f"{taken[0]} is an option of apply_chat_template"
         )
     plain = [_plain_message(message, f"messages.{at}") for at, message in enumerate(messages)]
-    chat = _as_shown(_Chat(tokenizer, variables, plain, tools))
+    chat = _as_shown(_Chat(tokenizer, variables, _with_results_in_order(plain), tools))
     return list(chat.render(tokenize=True))
 
 
@@ -134,6 +134,36 @@ def _read(function: Json) -> Json:
         raise TypeError(f"the arguments are {arguments!r:.200}")
     named = {"name": function["name"], "arguments": arguments}  # in the order of all forms
     return {**named, **{key: value for key, value in function.items() if key not in named}}
+
+
+def _with_results_in_order(messages: list[Json]) -> list[Json]:
+    """Return the messages with the results of functions in the order of their calls: many templates
+    do not show ids. A result without an id comes after those with one.
+
+    Raises:
+        InputError: an id is not that of a call in the assistant's message before.
+    """
+    turn, calls, open_calls = 0, [], []
+    places = []
+    for at, message in enumerate(messages):
+        call_id = message.get("tool_call_id")
+        if message["role"] != "tool":
+            turn += 1
+            calls = [call.get("id") for call in message.get("tool_calls", ())]
+            open_calls = [*calls]
+            places.append((turn, -1))
+        elif call_id is None:
+            places.append((turn, len(calls) + at))
+        elif call_id in open_calls:
+            open_calls.remove(call_id)
+            places.append((turn, calls.index(call_id)))
+        else:
+            raise InputError(
+                f"messages.{at}: tool_call_id {call_id!r:.200} is not the id of a call in the "
+                "message before, or that call has a result already"
+            )
+    in_order = sorted(range(len(messages)), key=places.__getitem__)
+    return [messages[at] for at in in_order]
 
 
 # --- what the template shows --------------------------------------------------------------------

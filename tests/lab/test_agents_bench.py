@@ -52,9 +52,9 @@ def test_figures_of_known_turns():
     turns = [Turn(True, 2.0, 10, 0), Turn(False, 0.5, 30, 20, 3)]
     assert dict(figures_of(turns)) == pytest.approx(
         {
-            "turns": 2,
             "refused": 3,
-            "cached_share": 0.5,
+            "prompt_tokens": 40,
+            "computed_tokens": 20,
             **{"first_p50": 2000, "first_p95": 2000, "later_p50": 500, "later_p95": 500},
         }
     )

@@ -55,6 +55,9 @@ def assistant(content, *calls):
     return {"role": "assistant", "content": content, "tool_calls": list(calls)}
 
 
+CALLED = assistant(None, CALL)
+
+
 def offline(template, messages, tools=None):
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template
@@ -70,6 +73,21 @@ def over_http(template, messages, tools=None):
 def render(request):
     """Both ways to a prompt."""
     return request.param
+
+
+def test_results_come_in_the_order_of_their_calls(render):
+    calls = [assistant(None, CALL, {**CALL, "id": "2"}), {**RESULT, "tool_call_id": "2"}, RESULT]
+    calls[1]["content"] = "sun"
+    text = render(OPEN, [USER, *calls])
+    assert 0 < text.index("rain") < text.index("sun")
+
+
+@pytest.mark.parametrize(
+    "messages", [[RESULT], [assistant(None, {**CALL, "id": "2"}), RESULT], [CALLED, RESULT, RESULT]]
+)
+def test_a_result_without_its_call_is_refused(render, messages):
+    with pytest.raises(InputError, match=f"messages.{len(messages)}: tool_call_id '1'"):
+        render(OPEN, [USER, *messages])
 
 
 @pytest.mark.parametrize("template", [OPEN, STRICT, NULLS])

@@ -237,6 +237,7 @@ def test_a_conversation_goes_on_after_a_call(roomy):
     [
         ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         ({"tools": []}, "tool_choice"),
+        ({"tools": [CLOCK, CLOCK]}, "tools"),
         ({"tools": [{"type": "function", "function": {"name": 'a"'}}]}, "tools"),
         ({"tools": [{"type": "function", "function": STRANGE}]}, "tools"),
         ({"tools": [{"type": "function", "function": TEXT}]}, "tools"),

@@ -29,9 +29,9 @@ from .open_loop import TOKEN_IDS, open_request
 from .running_server import running_server, server_command
 
 COLUMNS = {
-    "turns": "{turns:,.0f}",
     "refused": "{refused:,.0f}",
-    "cached": "{cached_share:.0%}",
+    "prompt\ntokens": "{prompt_tokens:,.0f}",
+    "computed": "{computed_tokens:,.0f}",
     **{
         f"{turn}\np{percent}": f"{{{turn}_p{percent}:,.0f}}"
         for turn in ("first", "later")
@@ -102,7 +102,7 @@ def measure(args: argparse.Namespace, record: dict[str, str]) -> None:
     users = ["heavy"] * args.heavy + [f"light{place}" for place in range(args.light)]
     keys = ["--api-key", *dict.fromkeys(users)]
     command = [*server_command("m4_prefix_chunked", args.step_ms, args.token_ms), *keys]
-    variants = {"prefix cache": [], "no prefix cache": ["--no-enable-prefix-caching"]}
+    variants = {"with cache": [], "without": ["--no-enable-prefix-caching"]}
     if args.replicas:
         variants[f"{args.replicas} replicas"] = ["--replicas", str(args.replicas)]
     rows: dict[str, list[str]] = {}
@@ -119,7 +119,7 @@ def measure(args: argparse.Namespace, record: dict[str, str]) -> None:
         "lengths": f"{args.prefix_len} tokens at the beginning, {args.answer_len} of an answer, "
         f"{args.result_len} of a result; {args.think:g} s between turns on average",
     }
-    tables = [("TTFT of first and later turns, in ms", list(COLUMNS), rows)]
+    tables = [("What was computed, and TTFT of first and later turns, in ms", list(COLUMNS), rows)]
     print_report(console, tables, [])
     if args.markdown:
         text = front_matter(record) + markdown(about, tables, [])
@@ -184,10 +184,10 @@ def figures_of(turns: Sequence[Turn]) -> Iterator[tuple[str, float]]:
     """Yield the figures of some turns by name: times in ms."""
     from .measure import percentile
 
-    yield "turns", len(turns)
     yield "refused", sum(turn.num_refusals for turn in turns)
     num_prompt_tokens = sum(turn.num_prompt_tokens for turn in turns)
-    yield "cached_share", sum(turn.num_cached_tokens for turn in turns) / max(1, num_prompt_tokens)
+    yield "prompt_tokens", num_prompt_tokens
+    yield "computed_tokens", num_prompt_tokens - sum(turn.num_cached_tokens for turn in turns)
     for name, is_first in (("first", True), ("later", False)):
         times = [1e3 * turn.ttft for turn in turns if turn.is_first is is_first]
         for percent in (50, 95) if times else ():

@@ -176,11 +176,15 @@ def calls_of(
     """Return the calls that an answer may have; None: no function may be called.
 
     Raises:
-        ApiError: there is no function of a name.
+        ApiError: there is no function of a name, or there are two.
     """
     if choice == "none" or (not tools and choice in (None, "auto")):
         return None
-    functions = {tool.function.name: tool.function for tool in tools or ()}
+    functions: dict[str, Function] = {}
+    for tool in tools or ():
+        if functions.setdefault(tool.function.name, tool.function) is not tool.function:
+            text = f"tools has two functions with the name {tool.function.name!r}"
+            raise ApiError(400, text, param="tools")
     if not functions:
         raise ApiError(400, "tool_choice needs tools, and there are none", param="tool_choice")
     wanted, is_required = list(functions), choice not in (None, "auto")
