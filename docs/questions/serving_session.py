@@ -5,11 +5,11 @@ Each statement of SESSION is printed, executed, and followed by its result.
 
 import ast
 import re
-import subprocess
-import sys
 import urllib.request
 
 from openai import APIStatusError
+
+from milestone_llm.lab.bench.running_server import running_server
 
 SESSION = """
 from openai import OpenAI
@@ -41,8 +41,6 @@ while metric("num_requests_running"): pass
 metric("kv_cache_usage_perc"), metric('request_success_total{finished_reason="abort"}')
 """
 
-command = [sys.executable, "-m", "m4_prefix_chunked.serve", "--port", "0", "--max-model-len", "512"]
-
 
 def metric(name: str) -> float:
     """Return the value of a metric, by its name without the prefix and the model's label."""
@@ -51,17 +49,11 @@ def metric(name: str) -> float:
     return float(re.search(rf"^milestone_llm:{re.escape(name)} (.*)", page, flags=re.M)[1])
 
 
-with subprocess.Popen(
-    command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-) as server:
-    try:
-        url = re.search(r"http://\S+", server.stdout.readline())[0]
-        for node in ast.parse(SESSION).body:
-            lines = ast.get_source_segment(SESSION, node).split("\n")
-            print("\n".join([">>> " + lines[0], *("... " + line for line in lines[1:])]))
-            try:
-                exec(compile(ast.Interactive([node]), "session", "single"))
-            except APIStatusError as error:
-                print(f"{type(error).__name__}: {error.body['message']}")
-    finally:
-        server.terminate()
+with running_server(["m4_prefix_chunked.serve", "--max-model-len", "512"]) as url:
+    for node in ast.parse(SESSION).body:
+        lines = ast.get_source_segment(SESSION, node).split("\n")
+        print("\n".join([">>> " + lines[0], *("... " + line for line in lines[1:])]))
+        try:
+            exec(compile(ast.Interactive([node]), "session", "single"))
+        except APIStatusError as error:
+            print(f"{type(error).__name__}: {error.body['message']}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from helpers.forked import run_python
+from milestone_llm.lab.bench.running_server import running_server
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -86,14 +87,9 @@ def test_the_program_of_the_readme_runs(capsys):
 def test_the_curl_of_the_readme_is_answered_as_it_says():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     ((command, answer),) = re.findall(r"```sh\n(curl .*?)\n# \.\.\. (.*?) \.\.\.\n```", text, re.S)
-    serve = [sys.executable, "-m", "m5_kernels.serve", "--port", "0", "--max-model-len", "512"]
-    with subprocess.Popen(serve, stdout=subprocess.PIPE, text=True, cwd=ROOT) as server:
-        try:
-            url = re.search(r"http://\S+?:\d+", server.stdout.readline())[0]
-            command = command.replace("http://127.0.0.1:8000", url)
-            answered = subprocess.run(command, shell=True, capture_output=True, text=True)
-        finally:
-            server.terminate()
+    with running_server(["m5_kernels.serve", "--max-model-len", "512"]) as url:
+        command = command.replace("http://127.0.0.1:8000", url)
+        answered = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert answer in answered.stdout
 
 
