@@ -33,6 +33,8 @@ SITE := runs/site
 
 # Recorded on a GPU: docs/measurements/m5_device_trace.md says how.
 M5_TRACES := docs/traces/m5_h200_launched.jsonl.gz docs/traces/m5_h200_graphs.jsonl.gz
+VLLM_TRACES := docs/traces/vllm_h200.jsonl.gz docs/traces/vllm_h200_m5.jsonl.gz
+VLLM_LABELS := "vLLM 0.26.0 on an H200,M5 on an H200"
 M5_LABELS := "M5 on an H200 - kernel by kernel,M5 on an H200 - graphs and pipeline"
 
 .PHONY: help setup demo chat serve play pages book test test-all pytest coverage lowest newest storm mutants figures lint clean
@@ -106,6 +108,7 @@ pages: $(INSTALLED)
 	$(BIN)/python -m m3_paged.demo --explore $(PAGES)/m3.html --out runs/pages > /dev/null
 	$(BIN)/python -m m4_prefix_chunked.demo --explore $(PAGES)/m4.html --out runs/pages > /dev/null
 	$(BIN)/python -m milestone_llm.lab.explorer $(M5_TRACES) --labels $(M5_LABELS) --max-num-batched-tokens 4096 -o $(PAGES)/m5.html > /dev/null
+	$(BIN)/python -m milestone_llm.lab.explorer $(VLLM_TRACES) --labels $(VLLM_LABELS) --max-num-batched-tokens 256 -o $(PAGES)/vllm.html > /dev/null
 	$(BIN)/python -m docs.scene
 	@echo "Open $(PAGES)/index.html in a browser, or put $(PAGES) on any web server as it is."
 

@@ -51,6 +51,7 @@ def run_vllm(model: str, load_format: str, trace: str) -> None:
         for _, number in requests()
     ]
     llm.generate(prompts, params)
+    llm.llm_engine.engine_core.shutdown()  # else this process may wait for it without end
 
 
 def run_m5(model: str, load_format: str, trace: str) -> None:

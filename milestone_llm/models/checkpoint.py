@@ -261,7 +261,7 @@ def _build_named(
             if config.model_type == "gpt_oss":
                 # Its layers alone are chaotic: where rounding chooses another expert, all that
                 # follows is different, and no comparison of logits holds.
-                model.get_input_embeddings().weight.data *= 64
+                model.get_input_embeddings().weight.data *= 512
             return model
         return build_empty_model(config, dtype, device)
     if weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -121,3 +122,33 @@ def test_a_script_of_ones_own_is_asked_of_vllm(tmp_path):
     script.write_text(json.dumps({k: v for k, v in SCRIPTS["lazy"].items() if k != "vllm"}))
     folder = str(FETCHED[-1].parent)
     assert SCRIPTS["lazy"]["vllm"][3] in run_compare("--script", str(script), "--vllm", folder)
+
+
+def test_a_real_run_of_vllm_has_the_steps_of_m5s():
+    """Both served the same requests on a GPU (`docs/measurements/vllm_traced_h200.md`)."""
+
+    def steps(name: str) -> list[tuple[list[tuple[int, ...]], list[int], list[int]]]:
+        names: dict[str, int] = {}  # vLLM's ids are not M5's; the order in which they come is
+        found = []
+        with gzip.open(ROOT / "docs/traces" / name, "rt", encoding="utf-8") as lines:
+            for line in lines:
+                step = json.loads(line)
+                for request_id in step.get("arrived", ()):
+                    names[request_id] = len(names)
+                if "step" in step:
+                    rows = [
+                        (names[row["request_id"]], row["start"], row["num_new_tokens"],
+                         row["num_cached_tokens"])
+                        for row in step["batch"]
+                    ]  # fmt: skip
+                    preempted, finished = (
+                        sorted(names[each["request_id"]] for each in step[kind])
+                        for kind in ("preempted", "finished")
+                    )
+                    found.append((sorted(rows), preempted, finished))
+        return found
+
+    vllm, m5 = steps("vllm_h200.jsonl.gz"), steps("vllm_h200_m5.jsonl.gz")
+    assert len(vllm) == 205
+    assert sum(len(preempted) for _, preempted, _ in vllm) == 7
+    assert vllm == m5
