@@ -127,7 +127,7 @@ def test_a_script_of_ones_own_is_asked_of_vllm(tmp_path):
 def test_a_real_run_of_vllm_has_the_steps_of_m5s():
     """Both served the same requests on a GPU (`docs/measurements/vllm_traced_h200.md`)."""
 
-    def steps(name: str) -> list[tuple[list[tuple[int, ...]], list[int], list[int]]]:
+    def steps(name: str) -> list[tuple[list[tuple[int, int, int, int]], list[int], list[int]]]:
         names: dict[str, int] = {}  # vLLM's ids are not M5's; the order in which they come is
         found = []
         with gzip.open(ROOT / "docs/traces" / name, "rt", encoding="utf-8") as lines:

@@ -71,8 +71,9 @@ def with_attention(chosen: Backend) -> Backend:
 
 def with_norm(chosen: Backend) -> Backend:
     """Add and normalise as without `batch_invariant`, on a CPU."""
-    norm = cpu_ops.add_norm
-    return replace(chosen, ops=replace(chosen.ops, add_norm=norm, last_norm=norm))
+    embed_norm, norm = cpu_ops.embed_norm, cpu_ops.add_norm
+    ops = replace(chosen.ops, embed_norm=embed_norm, add_norm=norm, last_norm=norm)
+    return replace(chosen, ops=ops)
 
 
 def with_mlp(chosen: Backend) -> Backend:
