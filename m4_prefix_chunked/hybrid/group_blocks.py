@@ -146,8 +146,9 @@ class GroupedBlocks(BlockManager):
             GroupBlockManager(pool, block_size, events, window, max_tokens) for window in windows
         ]
         self.at_rest: dict[str, tuple[int, int]] = {}
-        """Until when a running request's tables stay as they are: until its first uncertain token
-        is the one number, or it writes the token that is the other."""
+        """Until when a decoding request's tables stay as they are: until its first uncertain token
+        is the one number, or it writes the token that is the other. Completions of its prompt,
+        which share its blocks, have begun before."""
 
     @property
     def num_available(self) -> int:
@@ -182,11 +183,6 @@ class GroupedBlocks(BlockManager):
         copies = [each for group in self.groups for each in group.append(request_id, start, end)]
         self.num_copies += len(copies)
         return copies
-
-    def fork(self, parent_id: str, child_id: str) -> None:
-        """Give a child the same tables as its parent: same blocks, one more reference each."""
-        self.at_rest.pop(parent_id, None)  # its next token is written into a block that is shared
-        super().fork(parent_id, child_id)
 
     def is_at_rest(self, request: Request, end: int) -> bool:
         """Whether a request can write the tokens up to `end - 1`, and no block goes back."""
