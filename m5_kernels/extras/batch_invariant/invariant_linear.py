@@ -1,9 +1,9 @@
 """Linear layers whose rows have the same bits, however many there are.
 
     weight                     tokens    kernel                              parts
-    small, of 16 bits          1..16     register_linear, on Hopper          of 128 inputs
-    small, in bf16             17..256   hopper_linear, on Hopper            of 128 inputs
-    small, of 16 bits          others    tiled_linear, on Hopper             of 128 inputs
+    small, of 16 bits          1..16     register_linear, on Hopper          of 256 inputs
+    small, in bf16             17..256   hopper_linear, on Hopper            of 256 inputs
+    small, of 16 bits          others    tiled_linear, on Hopper             of 256 inputs
     long rows, of 16 bits      1..16     dot_linear                          one
     few outputs, in bf16       65..256   hopper_linear, too, with wide tiles one
     others                     any       tiled_linear                        one
