@@ -109,7 +109,7 @@ class DeviceState:
             self.views[name] = part.view(dtype).view(shape)
             self._first_and_width[name] = part.storage_offset(), len(part) // shape[0]
         self.block_tables = self.views["block_table"].unflatten(0, (num_groups, num_rows))
-        """Of all rows in each group of layers: `[num_groups, num_rows, max_blocks]`."""
+        """Block tables by group of layers and row: int32 `[num_groups, num_rows, max_blocks]`."""
         self.rows = RowState(
             self.views["token_ids"],
             self.block_tables[0],

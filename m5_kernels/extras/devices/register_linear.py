@@ -37,7 +37,7 @@ MAX_TOKENS = 16
 MAX_ELEMENTS = 2**23
 """Elements of a weight. Reading a larger one takes so long that the order of reads decides."""
 PARTS_AT_ONCE = 8
-"""With `part_size`, each warp has one of so many parts, then one of the next."""
+"""Parts that are summed at the same time, each by a warp of its own."""
 MAX_ROW = 3072
 """Elements of a row of the weight. There are no registers for more."""
 

@@ -32,7 +32,7 @@ UNUSED = (".input_scale", ".activation_scale")
 EXACT = ("F64", "F32", "BF16", "F16")
 """Numbers that need no scale."""
 FORMATS = ("float-quantized", "naive-quantized")
-"""Of compressed-tensors: a byte a weight."""
+"""Formats of compressed-tensors that store a weight in one byte."""
 
 
 @dataclass(frozen=True, eq=False)
