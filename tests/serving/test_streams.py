@@ -18,6 +18,8 @@ from milestone_llm.serving.api.errors import ApiError
 from milestone_llm.serving.api.metrics import ENDS
 from milestone_llm.serving.api.protocol import CompletionRequest
 from milestone_llm.serving.api.response_bodies import ResponseBodies
+from milestone_llm.serving.api.responses_bodies import ResponsesBodies
+from milestone_llm.serving.api.responses_request import ResponsesRequest
 from milestone_llm.serving.api.token_texts import Vocabulary
 from milestone_llm.serving.engine.client import (
     EngineCoreOutputs,
@@ -93,6 +95,29 @@ def test_tokens_that_come_while_http_is_busy_go_out_together():
         return engine.client
 
     assert with_one_request(play) == [("add", "r")], "what is finished is not aborted"
+
+
+@pytest.mark.parametrize("api", ["completions", "responses"])
+def test_what_came_before_an_error_is_sent_though_both_are_taken_at_once(api):
+    async def play(engine, request):
+        deliver(engine, 3, 4)
+        message = EngineCoreOutputs()
+        message.add(EngineCoreOutput("r", [5], [], "error", failed_rule="Too many items"))
+        engine.deliver(asyncio.get_running_loop(), message)
+        if api == "completions":
+            body = CompletionRequest(prompt="w1", stream=True)
+            bodies = ResponseBodies(request, "r", "m", body, [""], Vocabulary(word_tokenizer()))
+        else:
+            bodies = ResponsesBodies(request, "r", "m", ResponsesRequest(input="w1"), None)
+        events = bodies.events(await request.outputs())
+        with pytest.raises(ApiError, match="Too many items"):
+            await request.outputs()
+        return events
+
+    events = with_one_request(play)
+    assert b'"w3 w4 w5"' in events
+    assert b'finish_reason":"' not in events
+    assert b"response.completed" not in events
 
 
 @pytest.mark.parametrize("how", ["stop string", "no text", "refused"])

@@ -131,9 +131,11 @@ class ResponseBodies:
             for completion in output.outputs:
                 index = place * n + completion.index
                 shown = self._shown[index]
-                if shown.is_ended or completion.finish_reason == "error":
+                if shown.is_ended:
                     continue
                 finish_reason = completion.finish_reason
+                if finish_reason == "error":  # the error follows what came before it
+                    finish_reason = None
                 if shown.reader is None:
                     parts = [AnswerPart(completion.text[shown.num_characters :])]
                     shown.num_characters = len(completion.text)

@@ -15,6 +15,7 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from milestone_llm.frontend.outputs import CompletionOutput, RequestOutput
@@ -81,7 +82,7 @@ class ResponsesBodies:
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Iterator[bytes]:
         """Yield the whole answer."""
-        for completion in _completions(outputs):
+        for completion in chain.from_iterable(output.outputs for output in outputs):
             for _ in self._take(completion):
                 pass
         yield json.dumps(self._response, ensure_ascii=False, separators=(",", ":")).encode()
@@ -92,7 +93,7 @@ class ResponsesBodies:
         if self._num_events == 0:
             for kind in ("created", "in_progress"):
                 events.append(self._event(f"response.{kind}", response=self._response))
-        for completion in _completions(outputs):
+        for completion in chain.from_iterable(output.outputs for output in outputs):
             events += list(self._take(completion))
         return b"".join(events)
 
@@ -108,7 +109,7 @@ class ResponsesBodies:
     # -- what is new ---------------------------------------------------------------------------
 
     def _take(self, completion: CompletionOutput) -> Iterator[bytes]:
-        is_ended = completion.finish_reason is not None
+        is_ended = completion.finish_reason not in (None, "error")  # an error has its own event
         if self._reader is None:
             parts = [AnswerPart(completion.text[self._num_characters :])]
             self._num_characters = len(completion.text)
@@ -212,8 +213,3 @@ class ResponsesBodies:
         data = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
         return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
-
-
-def _completions(outputs: Sequence[RequestOutput]) -> Iterator[CompletionOutput]:
-    for output in outputs:
-        yield from (each for each in output.outputs if each.finish_reason != "error")
