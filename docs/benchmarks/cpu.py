@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import importlib
 import statistics
 import sys
@@ -95,6 +96,16 @@ def generate(engine: Any, items: Items) -> None:
         engine.reset_prefix_cache()
 
 
+@functools.cache  # the callback must stay
+def silence() -> object:
+    """Keep llama.cpp from logging."""
+    import llama_cpp
+
+    callback = llama_cpp.llama_log_callback(lambda *_: None)
+    llama_cpp.llama_log_set(callback, ctypes.c_void_p())
+    return callback
+
+
 class LlamaCpp:
     """Greedy generation by llama.cpp, all requests in one batch, through its C interface."""
 
@@ -103,8 +114,7 @@ class LlamaCpp:
 
         self.lib: Any = llama_cpp
         self.threads = threads
-        self._silence = llama_cpp.llama_log_callback(lambda *_: None)
-        llama_cpp.llama_log_set(self._silence, ctypes.c_void_p())
+        silence()
         llama_cpp.llama_backend_init()
         self.model = llama_cpp.llama_model_load_from_file(
             path.encode(), llama_cpp.llama_model_default_params()
@@ -151,21 +161,30 @@ class LlamaCpp:
         batch.n_seq_id[place], batch.seq_id[place][0] = 1, seq
         batch.logits[place] = wanted
 
+    def log_probabilities(self, prompt: list[int]) -> list[float]:
+        """Return those of the tokens of a prompt but the first, each after those before it."""
+        with self._context(1, len(prompt), len(prompt)) as (context, batch):
+            for position, token in enumerate(prompt):
+                self._put(batch, position, token, position, 0, True)
+            logits = torch.stack(self._logits(context, batch, len(prompt), range(len(prompt) - 1)))
+            wanted = torch.tensor(prompt[1:])[:, None]
+            return logits.log_softmax(-1).gather(1, wanted).flatten().tolist()
+
     def _decode(self, context: Any, batch: Any, size: int, places: Sequence[int]) -> list[int]:
+        return [int(logits.argmax()) for logits in self._logits(context, batch, size, places)]
+
+    def _logits(
+        self, context: Any, batch: Any, size: int, places: Sequence[int]
+    ) -> list[torch.Tensor]:
         batch.n_tokens = size
         if self.lib.llama_decode(context, batch) != 0:
             raise RuntimeError("llama.cpp could not compute a batch")
-        return [
-            int(
-                torch.frombuffer(
-                    (ctypes.c_float * self.vocab_size).from_address(
-                        ctypes.addressof(self.lib.llama_get_logits_ith(context, place).contents)
-                    ),
-                    dtype=torch.float32,
-                ).argmax()
-            )
+        row = ctypes.c_float * self.vocab_size
+        addresses = [
+            ctypes.addressof(self.lib.llama_get_logits_ith(context, place).contents)
             for place in places
         ]
+        return [torch.frombuffer(row.from_address(at), dtype=torch.float32) for at in addresses]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
