@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from bisect import bisect_right
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -84,6 +85,26 @@ class EngineConfig(m2_batching.config.EngineConfig):
                 f"in one step, but max_num_batched_tokens={self.max_num_batched_tokens}: raise it "
                 "or lower max_model_len (m4_prefix_chunked computes long rows in chunks)"
             )
+
+    def length_that_fits(
+        self, wanted_len: int, num_blocks: int, num_blocks_for: Callable[[int], int] | None = None
+    ) -> int:
+        """Return `max_model_len`: where it was not configured, at most what blocks hold.
+
+        Args:
+            wanted_len: as configured, or else the model's own.
+            num_blocks_for: returns how many blocks a request of so many tokens takes; None: as many
+                as its tokens fill.
+        """
+        if self.max_model_len is not None or not num_blocks:
+            return wanted_len
+        num_blocks_for = num_blocks_for or self.num_blocks_for
+        lengths = range(wanted_len + 1)
+        return self.checked_length(bisect_right(lengths, num_blocks, key=num_blocks_for) - 1)
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """Return how many blocks so many tokens fill."""
+        return -(-num_tokens // self.block_size)
 
     def num_host_blocks(self, num_blocks: int) -> int:
         """Return the blocks of host memory for swapping, given the blocks on the device."""

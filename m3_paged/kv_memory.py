@@ -42,12 +42,15 @@ def fit_kv_memory(
     max_model_len: int,
     run_once: RunOnce,
     useful_kv: int = 1,
+    num_blocks_for: Callable[[int], int] | None = None,
 ) -> tuple[int, int]:
     """Return the blocks of KV memory: as configured, or as many as are useful and fit.
 
     Args:
         max_model_len: as configured, or else the model's own.
         useful_kv: how many times the KV of `max_num_seqs` full requests is worth having.
+        num_blocks_for: returns how many blocks a request of so many tokens takes; None: as many as
+            its tokens fill.
 
     Returns:
         The number of blocks; and `max_model_len`, which is less where it was not configured and
@@ -57,22 +60,21 @@ def fit_kv_memory(
         InputError: not even one request of the configured `max_model_len` would fit, or more is
             configured than there is.
     """
-    size = config.block_size
+    size, num_blocks_for = config.block_size, num_blocks_for or config.num_blocks_for
     if config.kv_cache_tokens is not None:
         num_blocks = config.kv_cache_tokens // size
     else:
-        num_tokens = _num_free_tokens(model, config, max_model_len, run_once)
+        least = size if config.max_model_len is None else num_blocks_for(max_model_len) * size
+        num_tokens = _num_free_tokens(model, config, max_model_len, least, run_once)
         if model.device.type == "cpu" and config.max_model_len is not None:
-            num_tokens = max(num_tokens, max_model_len + size - 1)
+            num_tokens = max(num_tokens, least)
         # Whole blocks a request, so that every request can grow to its full length.
-        num_useful = config.max_num_seqs * -(-max_model_len // size)
+        num_useful = config.max_num_seqs * config.num_blocks_for(max_model_len)
         if model.device.type == "cuda":
             num_useful *= useful_kv
         num_blocks = min(num_tokens // size, num_useful)
     _check_kv_memory(model, config, num_blocks)
-    if config.max_model_len is None and num_blocks:
-        max_model_len = config.checked_length(min(max_model_len, num_blocks * size))
-    return num_blocks, max_model_len
+    return num_blocks, config.length_that_fits(max_model_len, num_blocks, num_blocks_for)
 
 
 def _check_kv_memory(model: PreTrainedModel, config: EngineConfig, num_blocks: int) -> None:
@@ -98,7 +100,7 @@ def _check_kv_memory(model: PreTrainedModel, config: EngineConfig, num_blocks: i
 
 
 def _num_free_tokens(
-    model: PreTrainedModel, config: EngineConfig, max_model_len: int, run_once: RunOnce
+    model: PreTrainedModel, config: EngineConfig, max_model_len: int, least: int, run_once: RunOnce
 ) -> int:
     if model.device.type != "cuda":
         return (
@@ -106,7 +108,7 @@ def _num_free_tokens(
             // KVShape.of(model, config.kv_dtype).bytes_per_token
         )
     with torch.cuda.device(model.device):
-        return _free_tokens_after_profiling(model, config, max_model_len, run_once)
+        return _free_tokens_after_profiling(model, config, max_model_len, least, run_once)
 
 
 def with_swap_space(config: AnyConfig, model: PreTrainedModel, num_blocks: int) -> AnyConfig:
@@ -125,16 +127,18 @@ def _free_tokens_after_profiling(
     model: PreTrainedModel,
     config: EngineConfig,
     max_model_len: int,
+    least: int,
     run_once: RunOnce,
 ) -> int:
     """Return the tokens of KV that fit into `gpu_memory_utilization` of the GPU, after model and
     activations.
 
     Args:
+        least: tokens of KV that one request takes.
         run_once: computes a plan over a cache, as the engine's runner will.
 
     Raises:
-        InputError: not even one request of `max_model_len` would fit, or a step does not.
+        InputError: not even one request would fit, or a step does not.
     """
     most = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
     _check_kv_memory(model, config, -(-most // config.block_size))
@@ -152,12 +156,11 @@ def _free_tokens_after_profiling(
     free, total = torch.cuda.mem_get_info()
     usable = free - activations - (1 - config.gpu_memory_utilization) * total
     num_tokens = int(usable // bytes_per_token)
-    least = config.max_model_len or config.block_size
     if num_tokens < least:
         raise InputError(
             f"gpu_memory_utilization={config.gpu_memory_utilization} leaves room for "
             f"{max(0, num_tokens)} tokens of KV ({bytes_per_token} bytes each), fewer than one "
-            f"request of {least} tokens"
+            f"request of {config.max_model_len or config.block_size} tokens takes"
         )
     return num_tokens
 

@@ -51,8 +51,8 @@ class EngineConfig(m3_paged.config.EngineConfig):
     a step with prefill rows has no others, so that arrivals stall every decode."""
 
     disable_hybrid_kv_cache_manager: bool = False
-    """Keep every block of every layer. False: where some layers have a window, those give back what
-    they see no more, unless `preemption` is "swap"."""
+    """Keep every block of every layer. False: layers with a window give back what they see no more,
+    unless `preemption` is "swap", `scheduler` is set, or several GPUs share the model."""
 
     speculation: str | None = None
     """"ngram": decode rows also compute draft tokens, made from the request's own tokens (see

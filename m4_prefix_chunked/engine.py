@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from m2_batching.runner import sample_rows
@@ -50,19 +52,17 @@ class LLMEngine(BaseEngine):
             ModelRunner(loaded.model, cache).launch(plan)
 
         wanted_len = config.resolve_max_model_len(max_position(loaded.model))
+        groups = LayerGroups.of_config(loaded.model.config).usable(config, wanted_len)
         num_blocks, max_model_len = fit_kv_memory(
-            loaded.model, config, wanted_len, run_once, USEFUL_KV
-        )
+            loaded.model, config, wanted_len, run_once, USEFUL_KV,
+            num_blocks_for=partial(groups.num_whole_blocks_for, config),
+        )  # fmt: skip
         config = with_swap_space(config, loaded.model, num_blocks)
         sample = sample_and_verify if config.speculation else sample_rows
-        layers = LayerGroups.of_config(loaded.model.config)
-        groups = None
-        if len(layers) > 1:  # some have a window
-            from .hybrid.hybrid_cache import HybridScheduler, choose_groups
+        if groups.has_windows and groups.fits(config, max_model_len, num_blocks):
+            from .hybrid.hybrid_cache import HybridScheduler
             from .hybrid.hybrid_runner import HybridBlockCache, HybridModelRunner
 
-            groups = choose_groups(layers, config, max_model_len, num_blocks)
-        if groups is not None:
             num_blocks = groups.num_blocks(num_blocks)
             scheduler: Scheduler = HybridScheduler(config, max_model_len, num_blocks, groups)
             if runner is None:

@@ -116,18 +116,20 @@ class LLMEngine(BaseEngine):
         def run_once(cache: BlockCache, plan: StepPlan) -> None:
             runner_over(cache, wanted_len).launch(plan).wait()
 
-        num_blocks, max_model_len = map(
-            group.smallest, fit_kv_memory(loaded.model, config, wanted_len, run_once, USEFUL_KV)
-        )
+        layers = LayerGroups.of_config(loaded.model.config)
+        layers = layers.usable(config, wanted_len, group.size)
+        memory = fit_kv_memory(
+            loaded.model, config, wanted_len, run_once, USEFUL_KV,
+            num_blocks_for=partial(layers.num_whole_blocks_for, config),
+        )  # fmt: skip
+        num_blocks, max_model_len = map(group.smallest, memory)
         config = with_swap_space(config, loaded.model, num_blocks)
-        parts = backend.scheduler_parts or {}
-        layers, groups = LayerGroups.of_config(loaded.model.config), None
-        if len(layers) > 1 and group.size == 1:  # some have a window
-            from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler, choose_groups
+        parts, groups = backend.scheduler_parts or {}, None
+        if layers.has_windows and layers.fits(config, max_model_len, num_blocks):
+            from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
             from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
 
-            groups = choose_groups(layers, config, max_model_len, num_blocks)
-        if groups is not None:
+            groups = layers
             num_blocks = groups.num_blocks(num_blocks)
             check_rows(config.max_num_seqs, max_model_len, config.block_size, device, len(groups))
             scheduler: Scheduler = HybridScheduler(

@@ -40,8 +40,10 @@ from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.core.request import Request
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
-GROUPS = [(3, "wwf"), (5, "fwww"), (8, "wf"), (11, "wwwwwf")]
+GROUPS = [(3, "wwf"), (5, "fwww"), (8, "wf"), (11, "wwwwwf"), (4, "ww")]
 """Windows, and which layers have them."""
+LONGEST = 64
+"""`max_model_len` where memory decides, if memory holds so much."""
 
 
 @functools.cache
@@ -52,6 +54,7 @@ def windowed_model(window: int, layers: str) -> Any:
         "gemma3",
         sliding_window=window,
         num_hidden_layers=len(layers),
+        max_position_embeddings=LONGEST,
         layer_types=[kinds[each] for each in layers],
     ).double()
 
@@ -131,7 +134,12 @@ class Storm:
             self.runner.windows = LayerGroups.of_windows(windows).windows
             self.fields["preemption"] = "recompute"
             model = windowed_model(window, layers)
+            if self.rng.random() < 0.5:  # as long as one request can be, alone in memory
+                size = self.fields["block_size"]
+                self.fields["kv_cache_tokens"] = size * self.rng.randint(-(-16 // size), 48 // size)
+                self.fields["max_model_len"] = None
         self.engine = make_engine(package, model, runner=self.runner, **self.fields)
+        self.fields["max_model_len"] = self.engine.max_model_len
         self.scheduler = self.engine.scheduler
         if not isinstance(self.scheduler, HybridScheduler):
             self.runner.windows = (None,)
@@ -408,7 +416,8 @@ class Storm:
             longest = limits.long_prefill_token_threshold or row.num_new_tokens
             assert row.num_new_tokens - num_drafts <= longest
             num_spare = len(row.blocks) - -(-num_tokens // limits.block_size)
-            assert num_spare == 0 or (num_spare > 0 and scheduler.speculation), "blocks too many"
+            if self.runner.windows[0] is None:
+                assert num_spare == 0 or (num_spare > 0 and scheduler.speculation), "spare blocks"
             for window, table in zip(self.runner.windows, row.group_blocks, strict=False):
                 num_gone = 0 if window is None else max(0, row.start - window + 1)
                 num_gone //= limits.block_size

@@ -20,6 +20,8 @@ from m3_paged.block_manager import BlockManager, Pool
 from milestone_llm.core.kv import NULL_BLOCK, BlockTables, KVEvent, tables_of
 from milestone_llm.core.request import Request
 
+from .layer_groups import most_entries
+
 
 class GroupBlockManager(BlockManager):
     """M3's block tables for one group of layers, with blocks that go back.
@@ -55,7 +57,7 @@ class GroupBlockManager(BlockManager):
         num_all = self.num_blocks_for(num_tokens)
         if self.window is None:
             return num_all
-        most = self.num_blocks_for(self.window - 1 + self.max_tokens) + 1
+        most = most_entries(self.window, self.max_tokens, self.block_size)
         return min(num_all, self.first_needed(start) + most)
 
     def num_new(self, request_id: str, start: int, end: int) -> tuple[int, int]:
@@ -199,6 +201,13 @@ class GroupedBlocks(BlockManager):
         ]
         self.at_rest[request.request_id] = min(next_starts), -(-end // size) * size
 
+    def check_rest(self, request: Request) -> None:
+        """Assert that a request at rest shares no block that it has still to write."""
+        _, end = self.at_rest.get(request.request_id, (0, 0))
+        for group in self.groups if request.num_tokens <= end else ():
+            last = group.block_tables[request.request_id][end // self.block_size - 1]
+            assert self.pool.ref_counts[last] == 1, "a block to be written is shared"
+
     def give_back(self, request: Request) -> None:
         """Give back what no layer sees from a request's first token on that is not certain.
 
@@ -251,10 +260,6 @@ class GroupedBlocks(BlockManager):
             num_promised = own.total() - len(own) if group.window is not None else 0
             assert num_promised == group.num_promised, "promised blocks miscounted"
             assert group.block_tables.keys() == self.block_tables.keys(), "a table is missing"
-        for name, (_, end) in self.at_rest.items():
-            for group in self.groups:
-                last = group.block_tables[name][end // self.block_size - 1]
-                assert self.pool.ref_counts[last] == 1, "a block to be written is shared"
         for block, count in enumerate(self.pool.ref_counts):
             assert held[block] == count, f"block {block}: {held[block]} tables, count {count}"
         free = self.pool.free_blocks

@@ -10,7 +10,7 @@ needs the last ones: token n sees no others. If one of these was evicted, the hi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from m3_paged.preemption import Preempter
@@ -20,12 +20,13 @@ from m4_prefix_chunked.kv_cache_manager import KVCacheManager
 from m4_prefix_chunked.prefix_cache import PrefixCache, PrefixHit
 from m4_prefix_chunked.scheduler import Scheduler
 from m4_prefix_chunked.speculation import Proposer, Speculation
+from milestone_llm.core.errors import InputError
 from milestone_llm.core.kv import NULL_BLOCK, BlockTables, KVEvent, KVUsage, tables_of
 from milestone_llm.core.plan import StepPlan
 from milestone_llm.core.request import Request
 
 from .group_blocks import GroupedBlocks
-from .layer_groups import LayerGroups
+from .layer_groups import LayerGroups, longest_reach
 
 
 class HybridPrefixCache(PrefixCache):
@@ -59,16 +60,17 @@ class HybridPrefixCache(PrefixCache):
     def _missing(self, request: Request, num_blocks: int, num_tokens: int) -> int | None:
         """Return the last entry that a hit lacks in a group with a window. An entry that is copied
         before it is written is missing, too."""
-        lacking = []
-        for group, manager in enumerate(self.groups):
-            for index in range(manager.first_needed(num_tokens), num_blocks):
-                if manager.window is None and index < num_blocks - 1:
-                    continue  # it is there
-                block = self._block(request, group, index)
-                is_copied = index == num_tokens // manager.block_size
+        firsts = [
+            num_blocks - 1 if manager.window is None else manager.first_needed(num_tokens)
+            for manager in self.groups
+        ]
+        for index in range(num_blocks - 1, min(firsts) - 1, -1):
+            is_copied = index == num_tokens // self.kv.block_size
+            for group, first in enumerate(firsts):
+                block = self._block(request, group, index) if index >= first else NULL_BLOCK
                 if block is None or (is_copied and block in self.pending):
-                    lacking.append(index)
-        return max(lacking, default=None)
+                    return index
+        return None
 
     def _hit(self, request: Request, num_blocks: int, num_tokens: int) -> PrefixHit:
         tables = []
@@ -137,6 +139,7 @@ class HybridKVCacheManager(KVCacheManager):
             self.pool, config.block_size, self.events, groups.windows, longest_reach(config)
         )
         self.blocks = self.grouped
+        self.num_layers = groups.size
         self.prefix_cache = HybridPrefixCache(self.grouped, self.pool, config.enable_prefix_caching)
         self.preempter = Preempter(self.grouped, num_host_blocks=0)
         self._found: tuple[Request, PrefixHit] | None = None
@@ -160,13 +163,20 @@ class HybridKVCacheManager(KVCacheManager):
             self.grouped.take_as_many(request)
         super().cache(request, end)
 
+    def check(self, running: Sequence[Request], waiting: Iterable[Request]) -> None:
+        """Assert M4's invariants, and that requests at rest write into blocks of their own."""
+        super().check(running, waiting)
+        for request in running:
+            self.grouped.check_rest(request)
+
     def usage(self, running: Sequence[Request], watermark: int) -> KVUsage:
         """Return how full KV memory is. Tokens are counted once for each group."""
         usage = super().usage(running, watermark)
         return replace(usage, stored_tokens=self.grouped.stored_tokens(running))
 
     def stats(self, running: Sequence[Request]) -> dict[str, object]:
-        """Return M4's figures; of tokens, each once for each group."""
+        """Return M4's figures; of tokens, each once for each group. `num_layers` is how many layers
+        have the KV of a token so counted."""
         size, stored = self.grouped.block_size, self.grouped.stored_tokens
         wasted = {
             each.request_id: size
@@ -175,36 +185,11 @@ class HybridKVCacheManager(KVCacheManager):
             for each in running
         }
         kv = {
+            "num_layers": self.num_layers,
             "wasted_tokens": self.pool.num_used * size - stored(running),
             "wasted_tokens_by_request": wasted,
         }
         return {**super().stats(running), "kv": kv}
-
-
-def longest_reach(config: EngineConfig) -> int:
-    """Return the most tokens from the first that is not certain to the end of a row."""
-    chunk = config.max_num_batched_tokens
-    if config.enable_chunked_prefill and config.long_prefill_token_threshold:
-        chunk = min(chunk, config.long_prefill_token_threshold)
-    return chunk + 1 + (config.num_speculative_tokens if config.speculation else 0)
-
-
-def choose_groups(
-    groups: LayerGroups, config: EngineConfig, max_model_len: int, num_blocks: int
-) -> LayerGroups | None:
-    """Return the groups of a model's layers; None: one manager keeps all blocks of all layers.
-
-    So it does where all layers see as far. So it does, too, if preempted KV is swapped, for a
-    scheduler of the user's own, and where a request of `max_model_len` tokens would not fit.
-
-    num_blocks: blocks of all layers that memory holds.
-    """
-    is_off = config.disable_hybrid_kv_cache_manager or config.preemption == "swap"
-    if len(groups) == 1 or is_off or config.scheduler is not None:
-        return None
-    num_own = groups.num_blocks(num_blocks)
-    blocks = HybridKVCacheManager(config, num_own, groups).blocks
-    return groups if blocks.num_blocks_for(max_model_len) <= num_own else None
 
 
 class HybridScheduler(Scheduler):
@@ -219,7 +204,17 @@ class HybridScheduler(Scheduler):
         proposer: Proposer | None = None,
         can_guess: Callable[[StepPlan], bool] | None = None,
     ) -> None:
-        super().__init__(config, max_model_len, num_blocks)
+        # M4 wants blocks for all tokens. Here fewer may do.
+        num_filled = config.num_blocks_for(max_model_len)
+        super().__init__(config, max_model_len, max(num_blocks, num_filled))
+        self.num_blocks = num_blocks
         self.kv = HybridKVCacheManager(config, num_blocks, groups)
+        num_needed = groups.num_blocks_for(config, max_model_len)
+        if num_needed > num_blocks:
+            raise InputError(
+                f"one request of max_model_len={max_model_len} takes {num_needed} KV blocks of "
+                f"{config.block_size} tokens in {len(groups)} groups of layers, and there are "
+                f"{num_blocks}: raise kv_cache_tokens or lower max_model_len"
+            )
         if config.speculation:
             self.speculation = Speculation(config, self.kv, proposer, can_guess)

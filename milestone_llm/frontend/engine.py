@@ -350,6 +350,10 @@ class BaseEngine:
         computed = useful + counts["padding_tokens"]
         kv = scheduler.kv_usage()
         milestone = scheduler.stats()
+        of_kv = milestone.get("kv", {})
+        num_bytes = kv_bytes_per_token(
+            self.model, self.config.kv_dtype, num_layers=of_kv.get("num_layers")
+        )
         return {
             "decoder": self.decoder_name,
             **counts,
@@ -360,8 +364,8 @@ class BaseEngine:
             "kv": {
                 **asdict(kv),
                 "free": kv.free,
-                "bytes_per_token": kv_bytes_per_token(self.model, self.config.kv_dtype),
-                **milestone.get("kv", {}),
+                "bytes_per_token": num_bytes,
+                **of_kv,
             },
         }
 

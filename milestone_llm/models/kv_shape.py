@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PreTrainedModel
@@ -45,9 +45,16 @@ class KVShape:
         return numbers * self.dtype.itemsize
 
 
-def kv_bytes_per_token(model: PreTrainedModel, dtype: str | None = None) -> int | None:
-    """Return the bytes of keys and values of a token; None if the layers have different shapes."""
+def kv_bytes_per_token(
+    model: PreTrainedModel, dtype: str | None = None, num_layers: int | None = None
+) -> int | None:
+    """Return the bytes of keys and values of a token; None if the layers have different shapes.
+
+    Args:
+        num_layers: layers whose keys and values are counted; None: all.
+    """
     try:
-        return KVShape.of(model, dtype).bytes_per_token
+        shape = KVShape.of(model, dtype)
+        return replace(shape, num_layers=num_layers or shape.num_layers).bytes_per_token
     except Exception:  # the config lacks these fields, or has one value for each layer
         return None

@@ -187,12 +187,12 @@ class ConsoleSink:
         if row.num_cached_tokens:
             cells["cached"] = Text(str(row.num_cached_tokens))
         if row.blocks:
-            words: list[str | Text] = list(id_ranges(row.blocks))
-            for table in row.further_blocks:
+            words: list[str | Text] = []
+            for table in (row.blocks, *row.further_blocks):
                 num_gone = table.count(NULL_BLOCK)
                 words += ["|", *([f"({num_gone} back)"] if num_gone else [])]
                 words += id_ranges([block for block in table if block != NULL_BLOCK])
-            cells["region" if unit == "region" else "blocks"] = Words(words)
+            cells["region" if unit == "region" else "blocks"] = Words(words[1:])
         return cells
 
     def _facts(self, record: StepRecord) -> Iterator[tuple[str, str | Text | Words]]:
@@ -245,7 +245,7 @@ class ConsoleSink:
         """Return which requests, except `gone`, still hold these blocks. A request that did not
         compute is not in the record."""
         blocks = {block for each in group for block in each.blocks}
-        rows = [row for row in record.batch if blocks.intersection(row.blocks or ())]
+        rows = [row for row in record.batch if blocks.intersection(row.held)]
         names = [safe(row.request_id) for row in rows if row.request_id not in gone]
         return f", still held by {' '.join(names) or 'others'}"
 

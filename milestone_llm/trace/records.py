@@ -48,9 +48,10 @@ class BatchRow:
     num_cached_tokens: NonNegativeInt
     sampled_token: NonNegativeInt | None
     """The last sampled token; with draft tokens there may be several."""
-    blocks: list[NonNegativeInt]
+    blocks: list[int]
+    """Block table; -1 where a block has been given back."""
     further_blocks: list[list[int]] = field(default_factory=list)
-    """Block tables in further groups of layers; -1 where a block has been given back."""
+    """Block tables in further groups of layers."""
     num_draft_tokens: NonNegativeInt = 0
     """Draft tokens that were computed with the row. Accepted ones count in `num_new_tokens`."""
     num_accepted_tokens: NonNegativeInt = 0
@@ -59,9 +60,10 @@ class BatchRow:
     """Number of tokens that a grammar allows; 0: there is no grammar."""
 
     @property
-    def further_held(self) -> list[int]:
-        """Blocks in further groups of layers that have not been given back."""
-        return [block for table in self.further_blocks for block in table if block != NULL_BLOCK]
+    def held(self) -> list[int]:
+        """Blocks in all groups of layers that have not been given back."""
+        tables = (self.blocks, *self.further_blocks)
+        return [block for table in tables for block in table if block != NULL_BLOCK]
 
     @property
     def end(self) -> int:
@@ -216,8 +218,7 @@ class StepRecord:
             raise ValueError(f"kv.unit is one of {_UNITS}, the type of an event of {_EVENT_TYPES}")
         if any(isinstance(number, int) and number < 0 for number in vars(kv).values()):
             raise ValueError(f"a number below 0 in {kv}")
-        named = [row.blocks for row in record.batch] + [event.blocks for event in record.events]
-        named += [row.further_held for row in record.batch]
+        named = [row.held for row in record.batch] + [event.blocks for event in record.events]
         for block in chain.from_iterable(named) if kv.unit != "token" else ():
             if not 0 <= block < kv.total:
                 raise ValueError(f"block {block} is named, but kv.total is {kv.total}")

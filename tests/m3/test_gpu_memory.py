@@ -48,8 +48,9 @@ def profile_on_fake_gpu(monkeypatch, *, free: int, total: int, peak: int, **fiel
     config = EngineConfig(max_num_batched_tokens=64, **fields)
     plans = []
     num_tokens = _free_tokens_after_profiling(
-        tiny_model(), config, 64, run_once=lambda cache, plan: plans.append(plan)
-    )
+        tiny_model(), config, 64, config.max_model_len or 16,
+        run_once=lambda cache, plan: plans.append(plan),
+    )  # fmt: skip
     assert [plan.num_tokens for plan in plans] == [64]
     return num_tokens
 

@@ -4,6 +4,8 @@ Schedulers run on the runner that reads every KV position back, in each group of
 """
 
 import pytest
+from transformers import DynamicCache
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import m4_prefix_chunked
 import m5_kernels
@@ -17,12 +19,14 @@ from helpers.engines import (
 )
 from helpers.schedulers import Life, assert_tokens, of_length, prompt, request_of
 from m4_prefix_chunked.config import EngineConfig
-from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler, choose_groups
+from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
 from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
+from m5_kernels.decoder.config import DecoderConfig
 from milestone_llm.core.errors import PlanError
 from milestone_llm.core.kv import NULL_BLOCK, tables_of
 from milestone_llm.core.plan_rules import check_plan
 from milestone_llm.lab.families import build_small_model
+from milestone_llm.models.kv_shape import KVShape
 from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
 SIZE = 4
@@ -44,6 +48,10 @@ def tables(life, name):
 
 def num_held(life, name):
     return [sum(block != NULL_BLOCK for block in table) for table in tables(life, name)]
+
+
+BOTH = pytest.mark.parametrize("windows", [(None, 6), (6,)], ids=["some", "all"])
+"""Some layers have a window, or all have it."""
 
 
 # --- groups -------------------------------------------------------------------------------------
@@ -71,51 +79,92 @@ def test_groups_have_one_window_and_equally_many_layers_except_the_last_of_a_kin
     assert groups.num_blocks(10) * groups.size <= 10 * len(windows)
 
 
+WINDOWED = [
+    "mistral",
+    "qwen2",
+    "phi3",
+    "smollm3",
+    "olmo3",
+    "cohere2",
+    "mixtral",
+    "dots1",
+    "gpt_oss",
+]
+"""Families of M5's decoder whose config may have a window: of all layers, of some, or of none."""
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_groups_have_the_windows_of_m5s_decoder_and_of_huggingfaces_cache(family):
+    config = CONFIG_MAPPING[family](sliding_window=8)
+    groups = LayerGroups.of_config(config)
+    windows = [groups.windows[group] for group in groups.group_of_layers()]
+    layers = DynamicCache(config=config).layers
+    assert windows == list(DecoderConfig.from_hf(config).windows)
+    assert windows == [getattr(layer, "sliding_window", None) for layer in layers]
+
+
 @pytest.mark.parametrize(
-    ("fields", "num_blocks"),
+    ("fields", "reason"),
     [
-        ({"preemption": "swap"}, 64),
-        ({"disable_hybrid_kv_cache_manager": True}, 64),
-        ({"scheduler": "mine.py"}, 64),
-        ({}, 5),  # padding of groups takes more than windows save
+        ({"preemption": "swap"}, 'preemption is "swap"'),
+        ({"scheduler": "mine.py"}, "mine.py"),
+        ({"num_ranks": 2}, "tensor_parallel_size is 2"),
+        ({"disable_hybrid_kv_cache_manager": True}, None),  # as the user wishes
+        ({"max_model_len": 24}, None),  # no token is ever before a window
     ],
 )
-def test_there_is_one_manager_of_all_layers_where_groups_cannot_be(fields, num_blocks):
-    kinds = ["sliding_attention"] * 5 + ["full_attention"] * 2
-    model = build_tiny_model("gemma3", num_hidden_layers=7, layer_types=kinds)
-    groups = LayerGroups.of_config(model.config)
-    config = EngineConfig(block_size=16, **fields)
-    assert choose_groups(groups, EngineConfig(block_size=16), 80, 64) is groups
-    assert choose_groups(groups, config, 80, num_blocks) is None
+def test_all_blocks_are_kept_where_groups_cannot_be_and_a_line_says_why(fields, reason, caplog):
+    own = dict(fields)
+    arguments = own.pop("max_model_len", 25), own.pop("num_ranks", 1)
+    groups = LayerGroups.of_config(build_tiny_model("gemma3").config)
+    assert groups.usable(EngineConfig(), 25) is groups
+    assert not caplog.records
+    single = groups.usable(EngineConfig(**own), *arguments)
+    assert (single.windows, single.layers) == ((None,), ((0, 1, 2),))
+    assert [reason in each.message for each in caplog.records] == [True] * bool(reason)
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2"])
-def test_a_model_whose_layers_all_see_as_far_has_one_group(family):
-    engine = make_engine(m4_prefix_chunked, tiny_model(family), max_model_len=64)
+def test_groups_are_not_used_where_their_padding_takes_more_than_windows_save():
+    windows = [24] * 5 + [None] * 2  # groups of two: the last has one layer
+    config, groups = EngineConfig(block_size=16), LayerGroups.of_windows(windows)
+    assert groups.num_blocks_for(config, 80) == 4 * 5
+    assert [groups.fits(config, 80, num_blocks) for num_blocks in (5, 6)] == [False, True]
+    assert groups.num_whole_blocks_for(config, 80) == 5
+
+
+@pytest.mark.parametrize(
+    ("family", "max_model_len"), [("llama", 64), ("qwen2", 64), ("mistral", 24), ("gemma3", 24)]
+)
+def test_a_model_that_gives_nothing_back_has_m4s_own_scheduler(family, max_model_len):
+    engine = make_engine(m4_prefix_chunked, tiny_model(family), max_model_len=max_model_len)
     assert type(engine.scheduler) is m4_prefix_chunked.scheduler.Scheduler
 
 
 # --- tokens -------------------------------------------------------------------------------------
 
-TIGHT = {"block_size": 4, "max_num_batched_tokens": 12, "kv_cache_tokens": 104}
+TIGHT = {"block_size": 4, "max_num_batched_tokens": 12}
 WIDE = {"block_size": 16, "max_num_batched_tokens": 40, "kv_cache_tokens": 512}
 
 
 @pytest.mark.parametrize("package", [m4_prefix_chunked, m5_kernels], ids=["m4", "m5"])
-@pytest.mark.parametrize(("family", "window"), [("gemma3", 8), ("gpt-oss", 11)])
+@pytest.mark.parametrize(
+    ("family", "window", "few_tokens"),
+    [("gemma3", 8, 104), ("gpt-oss", 11, 104), ("mistral", 9, 44)],
+)
 @pytest.mark.parametrize("fields", [TIGHT, WIDE], ids=["tight", "wide"])
-def test_tokens_are_those_of_huggingface(package, family, window, fields):
+def test_tokens_are_those_of_huggingface(package, family, window, few_tokens, fields):
     model = tiny_model(family, sliding_window=window)
     prompts = random_prompts([12, 11, 12, 10, 3, 12, 11, 12, 12, 61, 17, 80])
     prompts.append([*prompts[9][:50], 7, 7])  # diverges where another prompt's window was
     expected = [hf_greedy(model, each) for each in prompts]
+    fields = {"kv_cache_tokens": few_tokens, **fields}
     engine = make_engine(package, model, max_model_len=100, max_num_seqs=9, **fields)
     assert isinstance(engine.scheduler, HybridScheduler)
     for _ in range(2):  # the second time with what the prefix cache has kept
         outputs = engine.generate(prompts, greedy(12))
         assert [each.token_ids for each in outputs] == expected
     saved = engine.stats()["prefix_cache"]["saved_tokens"]
-    assert engine.stats()["preemptions"] > 0 if fields is TIGHT else saved > 200
+    assert engine.stats()["preemptions"] > 0 if fields["block_size"] == 4 else saved > 200
 
 
 @pytest.mark.parametrize(
@@ -138,9 +187,30 @@ def test_further_families_with_windows_have_groups_and_the_same_tokens(family, k
     assert engine.stats()["prefix_cache"]["saved_tokens"] > 80
 
 
+@pytest.mark.parametrize("package", [m4_prefix_chunked, m5_kernels], ids=["m4", "m5"])
+@pytest.mark.parametrize("family", ["phi3", "starcoder2", "ministral3", "qwen2"])
+def test_families_whose_layers_all_have_a_window_hold_that_window(package, family):
+    overrides = {}
+    if family == "qwen2":
+        overrides = {"use_sliding_window": True, "layer_types": ["sliding_attention"] * 4}
+    model = build_small_model(family, sliding_window=8, **overrides).double()
+    prompts = random_prompts([3, 21, 90])
+    prompts.append([*prompts[2][:40], 7, 7])
+    expected = [hf_generate(model, each, 8, eos_token_id=VOCAB_SIZE) for each in prompts]
+    engine = make_engine(
+        package, model, max_model_len=100, block_size=4, max_num_batched_tokens=16,
+        kv_cache_tokens=64,
+    )  # fmt: skip
+    assert isinstance(engine.scheduler, HybridScheduler)
+    for _ in range(2):
+        outputs = engine.generate(prompts, greedy(8))
+        assert [each.token_ids for each in outputs] == expected
+
+
+@pytest.mark.parametrize(("family", "window"), [("gemma3", 8), ("mistral", 12)])
 @pytest.mark.parametrize("async_scheduling", [False, True])
-def test_m5_gives_the_same_tokens_with_drafts_that_are_rejected(async_scheduling):
-    model = tiny_model("gemma3", sliding_window=8)
+def test_m5_gives_the_same_tokens_with_drafts_that_are_rejected(family, window, async_scheduling):
+    model = tiny_model(family, sliding_window=window)
     prompts = [[5, 6, 7, 5, 6, 7, 5, 6, 7, 5] * 4, *random_prompts([30])]
     expected = [hf_generate(model, each, 24, eos_token_id=VOCAB_SIZE) for each in prompts]
     engine = make_engine(
@@ -155,7 +225,7 @@ def test_m5_gives_the_same_tokens_with_drafts_that_are_rejected(async_scheduling
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("family", "window"), [("gemma3", 8), ("gpt-oss", 11)])
+@pytest.mark.parametrize(("family", "window"), [("gemma3", 8), ("gpt-oss", 11), ("mistral", 9)])
 @pytest.mark.parametrize("speculation", [None, "ngram"])
 def test_on_a_gpu_graphs_and_kernels_read_the_tables_of_each_group(family, window, speculation):
     model = build_tiny_model(family, sliding_window=window).float().cuda()
@@ -171,33 +241,76 @@ def test_on_a_gpu_graphs_and_kernels_read_the_tables_of_each_group(family, windo
         assert [each.token_ids for each in outputs] == expected
 
 
+# --- how long a request may be -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("package", [m4_prefix_chunked, m5_kernels], ids=["m4", "m5"])
+@pytest.mark.parametrize(
+    ("family", "speculation", "longest"),
+    [
+        # Of 30 blocks of one layer, two windows take five each: 7 tokens before a chunk of 8.
+        ("gemma3", None, 4 * (30 - 2 * 5)),
+        ("gemma3", "ngram", 4 * (30 - 2 * 6)),  # and three draft tokens
+        ("mistral", None, 128),  # as long as its positions
+    ],
+)
+def test_the_longest_request_that_memory_holds_is_served(package, family, speculation, longest):
+    model = tiny_model(family, sliding_window=8, max_position_embeddings=128)
+    fields = {"block_size": 4, "max_num_batched_tokens": 8, "kv_cache_tokens": 40}
+    fields |= {"speculation": speculation}
+    engine = make_engine(package, model, **fields)
+    assert engine.max_model_len == longest
+    (prompt,) = random_prompts([longest - 12])
+    (output,) = engine.generate([prompt], greedy(99))
+    assert output.token_ids == hf_greedy(model, prompt)
+    assert len(output.prompt_token_ids + output.token_ids) == longest
+    assert engine.stats()["preemptions"] == 0
+    with pytest.raises(ValueError, match=f"max_model_len={longest}"):
+        engine.add_request([5] * longest, greedy(1))
+    assert make_engine(package, model, max_model_len=longest, **fields).max_model_len == longest
+    with pytest.raises(ValueError, match=f"{longest + 1}"):
+        make_engine(package, model, max_model_len=longest + 1, **fields)
+
+
+@pytest.mark.parametrize("package", [m4_prefix_chunked, m5_kernels], ids=["m4", "m5"])
+@pytest.mark.parametrize(("family", "num_layers"), [("gemma3", 1), ("mistral", 2), ("llama", None)])
+def test_blocks_times_bytes_is_the_memory_that_was_configured(package, family, num_layers):
+    model = tiny_model(family)
+    engine = make_engine(package, model, max_model_len=40, block_size=4, kv_cache_tokens=40)
+    kv = engine.stats()["kv"]
+    assert kv.get("num_layers") == num_layers
+    assert kv["total"] * 4 * kv["bytes_per_token"] == 40 * KVShape.of(model).bytes_per_token
+
+
 # --- when a block goes back ---------------------------------------------------------------------
 
 
-def test_a_block_goes_back_in_the_step_whose_token_is_the_first_not_to_see_it():
-    life = hybrid_life()
+@BOTH
+def test_a_block_goes_back_in_the_step_whose_token_is_the_first_not_to_see_it(windows):
+    life = hybrid_life(windows=windows)
     life.add(of_length("a", 5, max_tokens=14))
     gone = {}
     while life.scheduler.has_unfinished_requests():
         (row,) = life.plan().rows
-        for index, block in enumerate(row.group_blocks[1]):
+        for index, block in enumerate(row.group_blocks[-1]):
             if block == NULL_BLOCK:
                 gone.setdefault(index, row.start)
-        assert NULL_BLOCK not in row.group_blocks[0]
+        assert all(NULL_BLOCK not in table for table in row.group_blocks[:-1])
     # Token t sees tokens t - 5 .. t: token 9 is the first that does not see 0..3.
     assert gone == {0: 9, 1: 13, 2: 17}
 
 
-def test_a_prompt_holds_its_window_and_a_chunk_and_never_waits_for_blocks_under_way():
-    life = hybrid_life(num_blocks=12 + 5)
+@BOTH
+def test_a_prompt_holds_its_window_and_a_chunk_and_never_waits_for_blocks_under_way(windows):
+    life = hybrid_life(num_blocks=12 * windows.count(None) + 5, windows=windows)
     life.add(of_length("a", 40, max_tokens=4))
     most = 0
     while life.scheduler.has_unfinished_requests():
         life.plan()
         if "a" in life.kv.blocks.block_tables:
-            full, windowed = num_held(life, "a")
+            *full, windowed = num_held(life, "a")
             most = max(most, windowed)
-            assert full >= 10
+            assert all(num >= 10 for num in full)
     assert most <= 5  # ceil((6 - 1 + 8 + 1) / 4) + 1
 
 
@@ -205,8 +318,9 @@ def begins_in_a_window(num_blocks, chunk):
     """Return a life in which `a` has computed its prompt, with `a`, and with a `b` that begins as
     `a` does and goes on for longer than the window."""
     life = hybrid_life(
-        num_blocks, max_num_batched_tokens=2 * chunk + 3, long_prefill_token_threshold=chunk
-    )
+        num_blocks, max_model_len=40,
+        max_num_batched_tokens=2 * chunk + 3, long_prefill_token_threshold=chunk,
+    )  # fmt: skip
     a = request_of("a", prompt("ABCD", 1), max_tokens=20)
     life.add(a)
     while a.num_uncomputed_tokens > 1:
@@ -238,24 +352,26 @@ def test_a_request_is_admitted_if_a_block_is_left_for_each_that_its_window_share
 # --- the prefix cache ---------------------------------------------------------------------------
 
 
-def test_a_hit_needs_the_window_before_it_and_nothing_earlier():
-    life = hybrid_life()
+@BOTH
+def test_a_hit_needs_the_window_before_it_and_nothing_earlier(windows):
+    life = hybrid_life(windows=windows)
     life.run(request_of("a", prompt("ABCDEF", 1)))
     b = request_of("b", prompt("ABCDEF", 2), max_tokens=2)
     life.add(b)
     life.plan()
     assert b.num_cached_tokens == 24
-    assert [block == NULL_BLOCK for block in tables(life, "b")[1][:6]] == [True] * 4 + [False] * 2
+    assert [block == NULL_BLOCK for block in tables(life, "b")[-1][:6]] == [True] * 4 + [False] * 2
 
 
+@BOTH
 @pytest.mark.parametrize(("evicted", "num_cached"), [(5, 20), (4, 16), (3, 24)])
-def test_a_hit_is_shorter_if_a_block_of_its_window_was_evicted(evicted, num_cached):
-    life = hybrid_life()
+def test_a_hit_is_shorter_if_a_block_of_its_window_was_evicted(windows, evicted, num_cached):
+    life = hybrid_life(windows=windows)
     a = request_of("a", prompt("ABCDEF", 1))
     life.run(a)
     cache = life.cache
     b = request_of("b", prompt("ABCDEF", 2))
-    cache.pool.forget(cache.pool.block_of[cache._name(b, 1, evicted)])
+    cache.pool.forget(cache.pool.block_of[cache._name(b, len(windows) - 1, evicted)])
     life.run(b)
     assert b.num_cached_tokens == num_cached
     assert_tokens([b])
@@ -275,6 +391,27 @@ def test_a_window_that_ends_inside_a_block_needs_that_block(window, num_blocks):
     hit = life.cache.find(c)
     assert hit.num_tokens == 23
     assert sum(block != NULL_BLOCK for block in tables_of(hit.blocks)[1]) == -(-window // SIZE)
+
+
+def test_a_prompt_that_is_not_cached_is_looked_up_once_a_block(monkeypatch):
+    life = hybrid_life(num_blocks=400, windows=(100,), max_model_len=1000)
+    life.run(of_length("a", 900))
+    find, names = life.cache._block, []
+    monkeypatch.setattr(life.cache, "_block", lambda *name: names.append(name) or find(*name))
+    assert life.cache.find(of_length("b", 900)).num_tokens == 0
+    assert len(names) == 900 // SIZE
+
+
+def test_a_block_that_a_request_has_just_filled_is_shared():
+    life = hybrid_life()
+    a = of_length("a", 7, max_tokens=9)
+    life.add(a)
+    life.plan()
+    assert len(a.token_ids) == 8
+    b = request_of("b", [*a.token_ids, 7, 7], max_tokens=9)
+    life.run(b)  # it comes in the step whose row of `a` fills the block, which has invariants
+    assert b.num_cached_tokens == 8
+    assert_tokens([a, b])
 
 
 def test_blocks_that_went_back_before_their_request_went_wrong_are_not_found_again(monkeypatch):

@@ -11,6 +11,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -221,23 +222,23 @@ def assemble(
     config = config_class(milestone).from_fields(**fields)
     scheduler_class = own or importlib.import_module(f"{milestone}.scheduler").Scheduler
     length, pool = config.resolve_max_model_len(MAX_MODEL_LEN), []
+    groups = None
     sizes = [config.max_num_seqs]
     if "block_size" in defaults_of(milestone):
         num_blocks = config.max_num_seqs * -(-length // config.block_size)
         if config.kv_cache_tokens is not None:
             num_blocks = config.kv_cache_tokens // config.block_size
-        if config.max_model_len is None and num_blocks:
-            length = config.checked_length(min(length, num_blocks * config.block_size))
+        if windows and milestone == "m4_prefix_chunked" and own is None:
+            hybrid = importlib.import_module("m4_prefix_chunked.hybrid.hybrid_cache")
+            groups = hybrid.LayerGroups.of_windows(windows).usable(config, length)
+        num_blocks_for = partial(groups.num_whole_blocks_for, config) if groups else None
+        length = config.length_that_fits(length, num_blocks, num_blocks_for)
         pool = [num_blocks]
         sizes += [num_blocks, config.num_host_blocks(num_blocks)]
     if max(sizes) > MAX_BLOCKS:
         raise InputError(f"here are at most {MAX_BLOCKS:,} rows and blocks, got {max(sizes):,}")
-    if windows and milestone == "m4_prefix_chunked" and own is None:
-        hybrid = importlib.import_module("m4_prefix_chunked.hybrid.hybrid_cache")
-        layers = hybrid.LayerGroups.of_windows(windows)
-        groups = hybrid.choose_groups(layers, config, length, *pool)
-        if groups is not None:
-            return hybrid.HybridScheduler(config, length, groups.num_blocks(*pool), groups), config
+    if groups and groups.has_windows and groups.fits(config, length, *pool):
+        return hybrid.HybridScheduler(config, length, groups.num_blocks(*pool), groups), config
     return scheduler_class(config, length, *pool), config
 
 
