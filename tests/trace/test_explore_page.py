@@ -8,6 +8,7 @@ import re
 import threading
 from dataclasses import fields, is_dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import chain
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,11 +17,15 @@ import pytest
 import m1_single
 import m2_batching
 import m3_paged
+import m4_prefix_chunked
 import m5_kernels
 from docs import scene
-from helpers.engines import every_milestone, greedy, make_engine
+from helpers.engines import every_milestone, greedy, make_engine, tiny_model
 from helpers.pages import ENGLISH, Opened, assert_whole_and_accessible
 from helpers.read_back import ReadBackRunner
+from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
+from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
+from milestone_llm.core.kv import NULL_BLOCK, tables_of
 from milestone_llm.core.plan import LaunchedStep, StepPlan
 from milestone_llm.lab.explorer import __main__ as explore
 from milestone_llm.lab.explorer.live import LiveTrace
@@ -81,7 +86,7 @@ class WatchedRunner(ReadBackRunner):
         tables = {r.request_id: kv.blocks_of(r) for r in running} if has_tables else {}
         owners: dict[str, list[str]] = {}
         for name in sorted(tables):
-            for block in tables[name]:
+            for block in {*chain.from_iterable(tables_of(tables[name]))} - {NULL_BLOCK}:
                 owners.setdefault(str(block), []).append(name)
         self.owners.append(owners)
         self.reasons.append(self._pending)
@@ -90,7 +95,9 @@ class WatchedRunner(ReadBackRunner):
         return super().launch(plan)
 
 
-def random_run(package: Any, seed: int = 0, **fields: Any) -> tuple[Any, WatchedRunner]:
+def random_run(
+    package: Any, seed: int = 0, model: Any = None, **fields: Any
+) -> tuple[Any, WatchedRunner]:
     """Traffic on little memory: preemptions, swaps, shared prefixes, completions, aborts."""
     rng = random.Random(seed)
     number = int(package.__name__[1])
@@ -100,7 +107,9 @@ def random_run(package: Any, seed: int = 0, **fields: Any) -> tuple[Any, Watched
         fields = {"max_num_batched_tokens": 20} | fields
     runner = WatchedRunner(fields.get("block_size"))
     fields = {"max_num_seqs": 4, "max_model_len": 40, "trace": "memory"} | fields
-    engine = make_engine(package, runner=runner, **fields)
+    engine = make_engine(package, model, runner=runner, **fields)
+    if isinstance(engine.scheduler, HybridScheduler):
+        runner.windows = LayerGroups.of_config(engine.model.config).windows
     runner.watch(engine.scheduler)
     step = 0
     while step < 60 or engine.has_unfinished_requests():
@@ -168,6 +177,21 @@ def test_the_page_shows_what_the_engine_did_at_every_step(package, browser, tmp_
     assert 5 < sum(asked) < 0.7 * len(asked)
     assert opened.errors == []
     assert [url for url in opened.requests if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.parametrize("family", ["mistral", "gemma3"])
+def test_blocks_that_went_back_belong_to_no_request_on_the_page(browser, tmp_path, family):
+    model = tiny_model(family, sliding_window=6)
+    fields = {"preemption": "recompute", "kv_cache_tokens": 64}
+    engine, runner = random_run(m4_prefix_chunked, 8, model, **fields)
+    opened, records = Opened(browser, page_of(tmp_path, engine)), engine.tracer.records
+    tables = [[row.blocks, *row.further_blocks] for record in records for row in record.batch]
+    assert any(NULL_BLOCK in own[-1] for own in tables)
+    for record, owners, expected in zip(records, opened(OWNERS), runner.owners, strict=True):
+        assert owners == expected, f"step {record.step}"
+    during = kv_during_steps(records)
+    assert opened(USAGE) == [[stored, stored + empty] for stored, empty, _ in during]
+    assert opened.errors == []
 
 
 @pytest.fixture(scope="module")

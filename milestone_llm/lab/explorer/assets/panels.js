@@ -50,7 +50,7 @@ function positions({ phase, start, num_new_tokens: count }) {
 // In bold the blocks that the step writes to; of a long table the first and the last ones.
 function blockTable(run, row) {
   const isWritten = (index) => (index + 1) * run.blockSize > row.start && index * run.blockSize < rowEnd(row);
-  const words = row.blocks.map((block, index) => el(isWritten(index) ? "b" : "span", `${block} `));
+  const words = row.blocks.map((block, index) => el(isWritten(index) ? "b" : "span", block === NULL_BLOCK ? "– " : `${block} `));
   if (words.length > 9) words.splice(2, words.length - 8, "… ");
   return el("span.table", { title: row.blocks.join(" ") }, words);
 }

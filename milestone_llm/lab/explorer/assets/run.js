@@ -135,9 +135,12 @@ function addMemory(run, record, at) {
       const comesAgain = record.events
         .slice(index + 1)
         .some((other) => other.request_id === name && other.type !== "free");
-      // A request with blocks in several groups of layers gives some back, and runs on.
+      // Layers with a window give some of their blocks back, and the request runs on.
       const isNew = record.admitted.includes(name) || record.resumed.includes(name);
-      if (rows.get(name)?.further_blocks && record.running.includes(name) && !isNew) return;
+      const own = rows.has(name) ? tablesOf(rows.get(name)) : [];
+      const hasWindow = own.length > 1 || own.flat().includes(NULL_BLOCK);
+      const isWhole = own.some((one) => String(one.filter((block) => block !== NULL_BLOCK)) === String(blocks));
+      if (hasWindow && record.running.includes(name) && !isNew && !isWhole) return;
       if ((rows.has(name) || endsLater.has(name)) && !comesAgain) later.push(name);
       else freeTable(run, name, at);
     }
@@ -180,7 +183,7 @@ function freeTable(run, name, from) {
   const kept = new Set([...tables.values()].flat());
   const numFull = Math.floor((tokens.get(name) || 0) / run.blockSize);
   table.forEach((block, index) => {
-    if (index < numFull && !kept.has(block)) cached.set(block, from);
+    if (index < numFull && block !== NULL_BLOCK && !kept.has(block)) cached.set(block, from);
   });
   tokens.delete(name);
 }
@@ -192,16 +195,19 @@ function forgetWhoLeft({ tables }, record) {
 
 // Who has KV memory while step `at` is computed: id, blocks, tokens.
 function holdersAt(run, at) {
-  const rows = run.records[at].batch.flatMap((row) =>
-    [row.blocks, ...(row.further_blocks || [])].map((table) => [row.request_id, table, rowEnd(row)]));
+  const rows = run.records[at].batch.flatMap((row) => tablesOf(row).map((table) => [row.request_id, table, rowEnd(row)]));
   return rows.concat(run.idle[at]);
 }
+
+const NULL_BLOCK = -1; // in a table where a block has been given back
+const tablesOf = (row) => [row.blocks, ...(row.further_blocks || [])]; // one a group of layers
 
 // Tokens in each block then.
 function fillAt(run, at) {
   const fill = new Map();
   for (const [, table, tokens] of holdersAt(run, at))
     table.forEach((block, index) => fill.set(block, Math.max(fill.get(block) || 0, Math.min(run.blockSize, tokens - index * run.blockSize))));
+  fill.delete(NULL_BLOCK);
   return fill;
 }
 
@@ -211,6 +217,7 @@ function memoryAt(run, at) {
   if (kv.unit === "token") return { unit: kv.unit, rows: batch, width: Math.max(1, ...batch.map(rowEnd), run.usage[at].reserved / Math.max(1, batch.length)) };
   const owners = new Map(); // block -> ids, in order of their tables
   for (const [name, table] of holdersAt(run, at)) for (const block of table) owners.set(block, [...(owners.get(block) ?? []), name]);
+  owners.delete(NULL_BLOCK);
   return { unit: kv.unit, size: run.blockSize, owners, fill: fillAt(run, at), cached: cachedAt(run, at) };
 }
 
