@@ -25,10 +25,15 @@ MAX_BLANKS = 32
 MAX_REMAINDERS = 50_000
 """Most remainders that the grammar of a schema with `multipleOf` may have to tell apart. So many
 take half a second."""
+LARGEST_EXACT = 2**53
+"""Largest whole number that llguidance keeps: it reads numbers as floats of 64 bits. It makes
+others of larger ones, and some bounds end the process."""
 
 _BLANKS = rf"[\x20\x0A\x0D\x09]{{1,{MAX_BLANKS}}}"
 _COMBINES = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
 """Keys by which several `multipleOf` may become one, of their least common multiple."""
+_UPPER_BOUNDS = {"maximum", "exclusiveMaximum"}
+_BOUNDS = {"minimum", "exclusiveMinimum", *_UPPER_BOUNDS}
 _OF_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions"}
 """Keys whose values are schemas by name."""
 _NO_SCHEMAS = {"const", "enum", "default", "examples", "x-guidance"}
@@ -89,6 +94,8 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
+    _check_numbers(schema)
+    _check_open_intervals(schema)
     _check_multiples(schema)
     _check_end(schema_can_end(schema))
     options = schema.get("x-guidance", {})
@@ -124,6 +131,49 @@ def _with_schemas_prepared(lark: str, left_out: list[str]) -> str:
     return "".join([*parts, lark[end:]])
 
 
+def _check_numbers(schema: dict[str, Any]) -> None:
+    """Refuse numbers that llguidance would change, or that would end the process."""
+    for each in _dicts(schema):
+        for name in each.keys() & {*_BOUNDS, "const", "enum"}:
+            for number in _numbers(each[name]):
+                binds_nothing = name in _UPPER_BOUNDS and number >= 2**63 - 1
+                is_large = name in _BOUNDS and abs(number) > LARGEST_EXACT
+                if (is_large or not _is_exact(number)) and not binds_nothing:
+                    raise cannot_use(f"{name}: a grammar does not keep the number {number}")
+
+
+def _check_open_intervals(schema: dict[str, Any]) -> None:
+    """Refuse intervals shorter than 1 that exclude a whole number at the end that is nearer to 0:
+    llguidance allows it."""
+    dicts = list(_dicts(schema))
+    is_joined = any(
+        each.keys() & {"allOf", "patternProperties"}
+        or (each.keys() & _COMBINES and each.keys() & _BOUNDS)
+        for each in dicts
+    )
+    for group in [dicts] if is_joined else [[each] for each in dicts]:
+        below = _bounds(group, "maximum") | _bounds(group, "exclusiveMaximum")
+        above = _bounds(group, "minimum") | _bounds(group, "exclusiveMinimum")
+        first = _bounds(group, "exclusiveMinimum") & {math.floor(end) for end in below if end % 1}
+        last = _bounds(group, "exclusiveMaximum") & {math.ceil(end) for end in above if end % 1}
+        for end in (*(each for each in first if each >= 0), *(each for each in last if each <= 0)):
+            raise cannot_use(f"a grammar does not exclude {end} from an interval that is so short")
+
+
+def _bounds(schemas: list[dict[str, Any]], name: str) -> set[float]:
+    return {each[name] for each in schemas if name in each and isinstance(each[name], int | float)}
+
+
+def _is_exact(number: float) -> bool:
+    """Return whether llguidance reads this number as it is, and writes it so."""
+    if not math.isfinite(number):
+        return False
+    _, digits, exponent = Decimal(str(number)).as_tuple()
+    text = "".join(map(str, digits))
+    exponent = int(exponent) + len(text) - len(text := text.rstrip("0"))
+    return int(text or 0) <= LARGEST_EXACT and -22 <= exponent <= 22
+
+
 def _check_multiples(schema: dict[str, Any]) -> None:
     """Refuse a schema whose numbers have too many remainders: each needs a state of the grammar."""
     multiples: list[Decimal] = []
@@ -157,6 +207,17 @@ def _dicts(value: Any) -> Iterator[dict[str, Any]]:
             left += value.values()
         elif isinstance(value, list):
             left += value
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Yield all numbers within a JSON value."""
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict | list):
+            left += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield value
 
 
 def _without_unknown_patterns(schema: Any, left_out: list[str]) -> Any:
