@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +33,17 @@ if TYPE_CHECKING:
 
 NUM_THREADS = 2
 """Threads in which a server compiles: a cheap grammar need not wait for a large one."""
+STACK_BYTES = 512 * 2**20
+"""Stack of a thread that compiles. A page of it takes memory only when it is used. A level takes up
+to 8 KiB, and the longest grammar has less than 20,000."""
+_starting = threading.Lock()
+"""Held while a thread with such a stack starts: Python has one size for all new threads."""
 MAX_COMPILED = 64
 """Most compiled grammars that are kept for later requests."""
+
+_PRINTED = re.compile(r"\n(?:<state>|\s*\d+ \| )")
+"""Where the reason of an error ends."""
+_PLACE_OF_SCHEMA = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +76,7 @@ class Grammar(AllowedTokens):
         """Why the last bitmask allows nothing; None: it allows something."""
         if self.num_allowed:
             return None
-        error = str(self.matcher.get_error())
+        error = _reason(self.matcher)
         if not error or "NoExtension" in error:
             return "no text that the model's tokens can spell matches it"
         return error
@@ -147,6 +158,30 @@ class Grammar(AllowedTokens):
         news = list(token_ids[num_common:])
         self._followed += news[: self.matcher.try_consume_tokens(news)] if news else []
         return len(self._followed)
+
+
+def _reason(matcher: Any) -> str:
+    """Return why a matcher has given up. llguidance also prints the grammar, which may be one that
+    the client has not written, and its own state."""
+    text = _PRINTED.split(str(matcher.get_error()), maxsplit=1)[0]
+    return _PLACE_OF_SCHEMA.sub("", text)
+
+
+def _with_deep_stack(make: Callable[[], Any]) -> Any:
+    """Call a function in a thread that has `STACK_BYTES`.
+
+    llguidance calls itself for each level of a grammar. With the stack of an ordinary thread, a
+    grammar of 4,000 rules of which each needs the next ends the process.
+    """
+    with _starting:
+        usual = threading.stack_size(STACK_BYTES)
+        try:
+            thread = ThreadPoolExecutor(1, "grammar")
+            made = thread.submit(make)
+        finally:
+            threading.stack_size(usual)
+    with thread:
+        return made.result()
 
 
 def compiling_threads() -> ThreadPoolExecutor:
@@ -257,9 +292,9 @@ class Grammars:
         from llguidance import LLMatcher
 
         source = grammar_source(params)
-        matcher = LLMatcher(tokens, source.text, log_level=0)
+        matcher = _with_deep_stack(partial(LLMatcher, tokens, source.text, log_level=0))
         if matcher.is_error():
-            raise cannot_use(matcher.get_error())
+            raise cannot_use(_reason(matcher))
         first = Grammar(matcher.deep_copy(), tokens)
         first.next_words()
         if first.problem:

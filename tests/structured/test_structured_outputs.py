@@ -316,6 +316,53 @@ def test_multiples_that_would_explode_are_refused(wanted: dict[str, Any]) -> Non
         new_grammars().rule_of(params(wanted))
 
 
+CHANGED: list[Any] = [
+    {"enum": ["a", [{"id": 1234567890123456789}]]},
+    {"const": 123456789.12345679},
+    {"minimum": 2**53 + 1},
+    {"type": "integer", "minimum": 10**20, "maximum": 10**20 + 5},
+    {"type": "integer", "minimum": -(2**63), "maximum": -(2**63) + 5},  # it ended the process
+    {"type": "number", "exclusiveMinimum": 0, "maximum": 0.75},
+    {"allOf": [{"type": "number", "exclusiveMaximum": -1}, {"minimum": -1.5}]},
+]
+"""Schemas with numbers that llguidance would change."""
+
+
+@pytest.mark.parametrize("schema", CHANGED, ids=str)
+def test_numbers_that_a_grammar_would_change_are_refused(schema: Any) -> None:
+    with pytest.raises(InputError, match="grammar does not"):
+        new_grammars().rule_of(params({"json": schema}))
+
+
+def test_ordinary_numbers_are_taken() -> None:
+    grammars = new_grammars()
+    for schema in (
+        {"enum": [0.1, -2.5e-7, 10**18, 2**53, 3.14159265358979]},
+        {"type": "integer", "minimum": 0, "maximum": 2**64 - 1},
+        {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        {"properties": {"a": {"exclusiveMinimum": 0}, "minimum": {"maximum": 0.5}}},
+    ):
+        assert grammars.rule_of(params({"json": schema})) is not None
+
+
+def test_a_grammar_may_be_deep() -> None:
+    rules = "".join(f"a{n}: a{n + 1}\n" for n in range(5000))  # it ended the process
+    rule = new_grammars().rule_of(params({"grammar": f'start: a0\n{rules}a5000: "x"'}))
+    assert rule is not None
+
+
+def test_errors_do_not_print_the_grammar() -> None:
+    schema = {"properties": {"a": {"type": "strange"}}}
+    with pytest.raises(InputError, match="Invalid type: strange$"):
+        new_grammars().rule_of(params({"grammar": f"start: %json {json.dumps(schema)}"}))
+    rule = new_grammars().rule_of(
+        params({"grammar": " | ".join(['start: "ab"'] + 9999 * ['"ab"'])})
+    )
+    assert rule is not None
+    rule.bits(TOKENIZER.encode("a", add_special_tokens=False))
+    assert rule.problem is not None and '"ab"' not in rule.problem
+
+
 def test_what_matches_nothing_is_refused_also_with_several_eos_tokens() -> None:
     with pytest.raises(InputError, match="no text"):
         Grammars(TOKENIZER, len(TOKENIZER), frozenset([1, 2])).rule_of(
