@@ -353,14 +353,15 @@ def test_a_grammar_may_be_deep() -> None:
 
 def test_errors_do_not_print_the_grammar() -> None:
     schema = {"properties": {"a": {"type": "strange"}}}
-    with pytest.raises(InputError, match="Invalid type: strange$"):
+    with pytest.raises(InputError, match=r"Invalid type: strange$"):
         new_grammars().rule_of(params({"grammar": f"start: %json {json.dumps(schema)}"}))
     rule = new_grammars().rule_of(
         params({"grammar": " | ".join(['start: "ab"'] + 9999 * ['"ab"'])})
     )
     assert rule is not None
     rule.bits(TOKENIZER.encode("a", add_special_tokens=False))
-    assert rule.problem is not None and '"ab"' not in rule.problem
+    assert rule.problem is not None
+    assert '"ab"' not in rule.problem
 
 
 def test_what_matches_nothing_is_refused_also_with_several_eos_tokens() -> None:
