@@ -60,6 +60,7 @@ def refusal_of(server, path, body):
         (COMPLETIONS, {"prompt": "a", "cache_salt": ""}, "cache_salt", "cache_salt"),
         (CHATS, {"messages": []}, "messages", "messages"),
         (CHATS, chat(*HELLO, logit_bias={"a": 1}), "'a' is no token", "logit_bias"),
+        (CHATS, chat(*HELLO, logit_bias={"05": 1, "5": 2}), "'05' is no token", "logit_bias"),
         (CHATS, chat(*HELLO, logit_bias={"5000": 1}), "logit_bias holds", None),
         (CHATS, said("a", chat_template_kwargs={"opening": "a" * 10**4}), "10,0", "messages"),
         (

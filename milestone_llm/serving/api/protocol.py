@@ -6,6 +6,7 @@ support are rejected.
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
@@ -48,7 +49,7 @@ def _by_token_id(value: Any) -> Any:
     if len(value) > MAX_LOGIT_BIASES:
         raise ValueError(f"it has {len(value)} token ids, and may have {MAX_LOGIT_BIASES} at most")
     for token_id in value:
-        if not token_id.isdecimal() or len(token_id) > 18:
+        if not re.fullmatch("0|[1-9][0-9]{0,17}", token_id):
             raise ValueError(f"{token_id!r:.200} is no token id")
     return {int(token_id): bias for token_id, bias in value.items()}
 
