@@ -1,6 +1,7 @@
 """`/v1/responses`, by OpenAI's client."""
 
 import json
+import re
 from typing import Any
 
 import openai
@@ -130,6 +131,26 @@ def test_what_is_not_supported_is_named(roomy, fields, param):
     with pytest.raises(openai.BadRequestError) as refused:
         ask(roomy, **fields)
     assert refused.value.param == param
+
+
+CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
+IMAGE = {"role": "user", "content": [{"type": "input_image"}]}
+
+
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([*WHO, CALL, IMAGE], "input.2.content: parts of type input_image"),
+        ([{"type": "function_call_output", "call_id": "x", "output": ""}], "input.0: tool_call_id"),
+        ([*WHO, {"type": "message", "content": "x"}], "input.1 has no 'role'"),
+        ([{"role": "user", "content": [3]}], "input.0.content: it must be text"),
+        ([*WHO, {"role": "tool", "tool_call_id": "1", "content": "x"}], "function_call_output"),
+        ([{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}], "function_call"),
+    ],
+)
+def test_errors_name_the_item(server, items, said):
+    with pytest.raises(openai.BadRequestError, match=re.escape(said)):
+        ask(server, input=items, instructions="Be brief.")
 
 
 def test_an_answer_of_several_items_is_one_message():

@@ -44,7 +44,11 @@ def build_app(service: Service) -> FastAPI:
 
     @app.post("/v1/responses")
     async def responses(body: ResponsesRequest, http: Request) -> Response:
-        return await service.answer(body.chat(), http.state.cache_salt, body)
+        try:
+            return await service.answer(body.chat(), http.state.cache_salt, body)
+        except ApiError as error:
+            error.detail = body.in_own_words(error.detail)
+            raise
 
     @app.get("/v1/models")
     async def models() -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -83,16 +84,21 @@ async def answer_bad_fields(request: Request, error: Exception) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is no valid JSON: {first['ctx']['error']}").response()
-    path = [str(part) for part in first["loc"][1:]]  # after "body"
-    message = first["msg"].removeprefix("Value error, ")
-    # For a field of several types, Pydantic reports what is wrong for each of them.
-    several = [place for place, name in enumerate(path) if name in _KINDS]
-    if several and first["type"] != "missing":
-        path = path[: several[0] + 1]
-        message = f"it must be {_KINDS[path[-1]]}"
+    path, message = wrong_field(first["loc"][1:], first)  # after "body"
     if not path:
         return ApiError(400, f"the body: {message} (is Content-Type application/json?)").response()
     return ApiError(400, f"{'.'.join(path)}: {message}", param=path[0]).response()
+
+
+def wrong_field(place: Sequence[Any], error: Mapping[str, Any]) -> tuple[list[str], str]:
+    """Return where a wrong field is and what is wrong with it. For a field of several types,
+    Pydantic reports what is wrong for each of them."""
+    path = [str(part) for part in place]
+    several = [at for at, name in enumerate(path) if name in _KINDS]
+    if several and error["type"] != "missing":
+        path = path[: several[0] + 1]
+        return path, f"it must be {_KINDS[path[-1]]}"
+    return path, error["msg"].removeprefix("Value error, ")
 
 
 async def answer_bug(request: Request, error: Exception) -> JSONResponse:

@@ -7,11 +7,12 @@ name.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from .errors import ApiError
+from .errors import ApiError, wrong_field
 from .protocol import ChatRequest, Name, Sampling, Whole
 
 Json = dict[str, Any]
@@ -104,6 +105,8 @@ class ResponsesRequest(Sampling):
     prompt: Any = None
     top_logprobs: Whole | None = None
     truncation: str | None = None
+    _places: list[str] = PrivateAttr(default_factory=list)
+    """Where each message of the chat comes from: "instructions", or "input.3"."""
 
     def chat(self) -> ResponsesChat:
         """Return the chat that this asks for.
@@ -136,9 +139,10 @@ class ResponsesRequest(Sampling):
             chat = ResponsesChat.model_validate(given)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(map(str, first["loc"])).replace("messages", "input", 1)
-            text = f"{place}: {first['msg'].removeprefix('Value error, ')}"
-            raise ApiError(400, text, param=place.partition(".")[0]) from None
+            path, text = wrong_field(first["loc"], first)
+            place = self.in_own_words(".".join(path)).replace(".function.", ".")
+            param = "input" if path[0] == "messages" else path[0]
+            raise ApiError(400, f"{place}: {text}", param=param) from None
         chat.logit_bias = self.logit_bias  # its keys are numbers already
         return chat
 
@@ -151,18 +155,27 @@ class ResponsesRequest(Sampling):
         schema = {"schema": wanted.schema_, "strict": wanted.strict}
         return {"type": "json_schema", "json_schema": schema}
 
+    def in_own_words(self, text: str) -> str:
+        """Return an error of the chat with the places of messages in this body."""
+        text = re.sub(r"\bmessages\.(\d+)", lambda found: self._places[int(found[1])], text)
+        return re.sub(r"^messages\b", "input", text)
+
     def _messages(self) -> list[Json]:
         messages: list[Json] = []
         if self.instructions:
             messages.append({"role": "system", "content": self.instructions})
+            self._places.append("instructions")
         if isinstance(self.input, str):
+            self._places.append("input")
             return [*messages, {"role": "user", "content": self.input}]
         for at, item in enumerate(self.input):
             try:
                 _add_item(messages, item)
-            except (KeyError, TypeError) as error:
-                text = f"input.{at}: {type(error).__name__}: {error}"
-                raise ApiError(400, text, param="input") from None
+            except KeyError as error:
+                raise ApiError(400, f"input.{at} has no {error}", param="input") from None
+            except TypeError as error:
+                raise ApiError(400, f"input.{at}: {error}", param="input") from None
+            self._places += [f"input.{at}"] * (len(messages) - len(self._places))
         return messages
 
 
@@ -178,6 +191,8 @@ def _add_item(messages: list[Json], item: Json) -> None:
     if kind == "function_call_output":
         content = _content(item["output"])
         messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
+    elif kind == "message" and (item["role"] == "tool" or item.get("tool_calls")):
+        raise TypeError("calls and their results are items: function_call, function_call_output")
     elif kind == "message" and item["role"] != "assistant":
         messages.append({"role": item["role"], "content": _content(item["content"])})
     elif kind in ("message", "function_call", "reasoning"):
@@ -201,7 +216,10 @@ def _content(content: Any) -> Any:
     if not isinstance(content, list):
         return content
     kinds = {"input_text": "text", "output_text": "text"}
-    return [{**part, "type": kinds.get(part["type"], part["type"])} for part in content]
+    return [
+        {**part, "type": kinds.get(part["type"], part["type"])} if isinstance(part, dict) else part
+        for part in content
+    ]
 
 
 def _chat_tool(tool: FunctionTool, at: int) -> Json:
