@@ -115,8 +115,8 @@ def load_empty_model(
     """Return the model of a folder or Hugging Face id without its weights, see `build_empty_model`.
 
     Raises:
-        InputError: its config cannot be loaded, or its weights are quantized in an unknown way.
-            If ModelOpt quantized them, the model's config says so.
+        InputError: its config cannot be loaded or makes no model, or its weights are quantized in
+            an unknown way. If ModelOpt quantized them, the model's config says so.
     """
     config = from_pretrained(AutoConfig, source)
     check_text_model(source, config)
@@ -125,7 +125,11 @@ def load_empty_model(
         check_quantization(source, config)
     else:  # who reads the weights will refuse what it does not know
         config.quantization_config = modelopt
-    model = build_empty_model(config, dtype, device)
+    try:
+        model = build_empty_model(config, dtype, device)
+    except Exception as error:  # numbers in a config may be any
+        text = f"cannot load {source}: its config makes no model: {one_line(error)}"
+        raise InputError(text) from error
     with contextlib.suppress(InputError):  # most models have one, but not all
         model.generation_config = from_pretrained(GenerationConfig, source)
     return model

@@ -195,6 +195,14 @@ def test_on_a_gpu_tokens_are_those_of_the_rounded_model(family: str) -> None:
 # --- refusals ---------------------------------------------------------------------------------
 
 
+def test_a_config_that_makes_no_model_is_refused(tmp_path: Any) -> None:
+    model = build_tiny_model("llama")
+    model.config.num_key_value_heads = -1
+    model.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="config makes no model"):
+        int8_engine(str(tmp_path))
+
+
 def test_what_cannot_be_rounded_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r'quantization="int8": no fused decoder for .cohere'):
         m5_kernels.LLMEngine(build_small_model("cohere"), quantization="int8")
