@@ -218,6 +218,8 @@ def rope_tables(config: Any, max_positions: int | None = None) -> torch.Tensor:
 def _rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
     """Return the parameters of each table, by the type of layers that it is for ("": all)."""
     parameters = getattr(config, "rope_parameters", None) or {}
+    if FAMILIES[config.model_type].rope == "learned":  # such a field changes nothing
+        return {}
     if any(isinstance(value, dict) for value in parameters.values()):
         return {kind: each for kind, each in parameters.items() if kind in config.layer_types}
     return {"": parameters} if parameters else {}

@@ -57,6 +57,7 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "another scale": ("gemma3_text", {"query_pre_attn_scalar": 30}),
     "tied, scaled": ("gemma", {"tie_word_embeddings": True}),
     "tied, transposed": ("gpt2", {"tie_word_embeddings": True}),
+    "a field of others": ("gpt2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
     "biases of the MLP": ("arcee", {"mlp_bias": True, "attention_bias": True}),
 }
 if hasattr(HunYuanDenseV1RotaryEmbedding, "compute_ntk_alpha_rope_parameters"):
