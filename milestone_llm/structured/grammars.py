@@ -41,7 +41,7 @@ _starting = threading.Lock()
 MAX_COMPILED = 64
 """Most compiled grammars that are kept for later requests."""
 
-_PRINTED = re.compile(r"\n(?:<state>|\s*\d+ \| )")
+_PRINTED = re.compile(r"\n(?:<non-verbose/>|\s*\d+ \| )")
 """Where the reason of an error ends."""
 _PLACE_OF_SCHEMA = re.compile(r"^at \d+\(\d+\): failed to compile JSON schema: ")
 
@@ -161,8 +161,8 @@ class Grammar(AllowedTokens):
 
 
 def _reason(matcher: Any) -> str:
-    """Return why a matcher has given up. llguidance also prints the grammar, which may be one that
-    the client has not written, and its own state."""
+    """Return why a matcher has given up. llguidance also prints lines of the grammar, which may be
+    one that the client has not written."""
     text = _PRINTED.split(str(matcher.get_error()), maxsplit=1)[0]
     return _PLACE_OF_SCHEMA.sub("", text)
 
@@ -289,10 +289,13 @@ class Grammars:
 
     def _compile(self, params: StructuredOutputsParams) -> Any:
         tokens = self._tables()
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
         source = grammar_source(params)
-        matcher = _with_deep_stack(partial(LLMatcher, tokens, source.text, log_level=0))
+        limits = LLParserLimits(verbose_errors=False)
+        matcher = _with_deep_stack(
+            partial(LLMatcher, tokens, source.text, log_level=0, limits=limits)
+        )
         if matcher.is_error():
             raise cannot_use(_reason(matcher))
         first = Grammar(matcher.deep_copy(), tokens)
