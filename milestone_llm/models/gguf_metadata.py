@@ -55,8 +55,10 @@ def complete_config(model: PreTrainedModel, reader: Any) -> None:
     transformers has read.
 
     Raises:
-        InputError: the positions are scaled in a way that Hugging Face's models do not compute.
+        InputError: the positions are scaled in a way that Hugging Face's models do not compute, or
+            the file's attention is not the config's.
     """
+    _check_attention(reader, model.config)
     scaling = rope_scaling(reader, model.config)
     if scaling:
         model.config.rope_parameters = {**model.config.rope_parameters, **scaling}
@@ -66,6 +68,20 @@ def complete_config(model: PreTrainedModel, reader: Any) -> None:
     known = sorted(end for end in ends if end is not None and 0 <= end < model.config.vocab_size)
     if len(known) > 1:
         model.generation_config.eos_token_id = known
+
+
+def _check_attention(reader: Any, config: PretrainedConfig) -> None:
+    architecture = value_of(reader, "general.architecture")
+    if value_of(reader, f"{architecture}.attention.causal") not in (None, True):
+        raise InputError("attention.causal is false: it is no model that generates text")
+    num_rotated = value_of(reader, f"{architecture}.rope.dimension_count")
+    if num_rotated is None or not _has_one_rope(config) or hasattr(config, "qk_rope_head_dim"):
+        return
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    known = int(head_dim * config.rope_parameters.get("partial_rotary_factor", 1))
+    if num_rotated != known:
+        text = f"rope.dimension_count is {num_rotated}, and {config.model_type} rotates {known}"
+        raise InputError(f"{text} elements of a head")
 
 
 def check_tensors(model: PreTrainedModel, reader: Any) -> None:
@@ -122,10 +138,13 @@ def _scaling_of_keys(reader: Any, architecture: str, config: PretrainedConfig) -
     factor = fields.pop("factor", None) or value_of(reader, f"{architecture}.rope.scale_linear")
     context = fields.pop("original_context_length", None) or config.max_position_embeddings
     fields.pop("finetuned", None)
-    if kind == "none" or (kind == "linear" and factor in (None, 0, 1)):
+    if fields.get("attn_factor") == 1:
+        del fields["attn_factor"]
+    is_off = kind == "none" or (kind == "linear" and factor in (None, 0, 1))
+    if is_off and "attn_factor" not in fields:
         return {}
     is_plain = factor is not None and math.isfinite(factor) and factor >= 1
-    is_plain &= fields.pop("attn_factor", 1) == 1 and (kind == "linear" or not fields)
+    is_plain &= "attn_factor" not in fields and (kind == "linear" or not fields)
     if kind not in ("linear", "yarn") or not is_plain or not _has_one_rope(config):
         also = f", {', '.join(fields)}" if fields else ""
         raise InputError(

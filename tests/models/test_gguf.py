@@ -170,6 +170,8 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "yarn without a factor": ({"{family}.rope.scaling.type": "yarn"}, {}, "yarn"),
     "a factor that is none": ({**LINEAR, "{family}.rope.scaling.factor": math.nan}, {}, "nan"),
+    "longer scores": ({"{family}.rope.scaling.attn_factor": 2.0}, {}, "attn_factor"),
+    "both directions": ({"{family}.attention.causal": 0}, {}, "causal"),
     "factors of nobody": ({}, {FREQS: HALF}, FREQS),
     "long factors": ({}, {"rope_factors_long.weight": HALF}, "rope_factors_long.weight"),
     "both": (LINEAR, {FREQS: llama3_factors(8, 256)}, "both"),
@@ -191,6 +193,14 @@ def test_a_file_of_which_only_a_part_would_be_taken_is_refused(kind: str, tmp_pa
         with pytest.raises(InputError, match=message) as error:
             milestone.LLMEngine(str(path), device="cpu", **options)
         assert "\n" not in str(error.value)
+
+
+def test_a_file_that_rotates_half_of_a_head_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    fields = {"{family}.rope.dimension_count": 8}
+    write_gguf(path, build_tiny_model("qwen2", **SIZES), fields=fields)
+    with pytest.raises(InputError, match=r"rope.dimension_count is 8, and qwen2 rotates 16"):
+        m1_single.LLMEngine(str(path), device="cpu")
 
 
 @pytest.mark.parametrize(
