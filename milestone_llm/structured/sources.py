@@ -66,8 +66,9 @@ def grammar_source(params: StructuredOutputsParams) -> GrammarSource:
 
 
 def cannot_use(reason: str) -> InputError:
-    """Return the error for a rule that cannot be compiled."""
-    return InputError(f"structured outputs cannot use this: {reason:.500}")
+    """Return the error for a rule that cannot be compiled, in one line: llguidance draws carets."""
+    line = " ".join(each.strip() for each in reason.splitlines() if each.strip(" ^"))
+    return InputError(f"structured outputs cannot use this: {line:.500}")
 
 
 def _text(params: StructuredOutputsParams, left_out: list[str]) -> str:
