@@ -125,8 +125,8 @@ def test_the_book_opens_from_disk_and_is_searched_by_keyboard(browser, book):
 
 @pytest.mark.slow
 def test_sliders_of_a_load_work_by_keyboard_on_a_phone_in_the_dark(browser, book):
-    phone = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
-    opened = Opened(browser, (book.folder / "docs/sizing.html").as_uri(), **phone)
+    phone, url = {"width": 390, "height": 844}, (book.folder / "docs/sizing.html").as_uri()
+    opened = Opened(browser, url, phone, color_scheme="dark")
     page, rows = opened.page, "#sizing tr[data-gpu=h100] td:nth-of-type(2)"
     assert opened("document.documentElement.scrollWidth") == 390
     assert page.inner_text(rows) == "32"

@@ -11,10 +11,21 @@ PATIENCE_MS = 180_000
 
 
 class Opened:
-    """A page, and all errors on it."""
+    """A page, and all errors on it. The page that was open before is closed.
 
-    def __init__(self, browser: Any, url: str, **options: Any) -> None:
-        self.page = browser.new_page(**{"viewport": WIDE, **options})
+    All share a context, which takes longer to start than a page.
+    """
+
+    def __init__(
+        self, browser: Any, url: str, viewport: dict[str, int] = WIDE, **media: str
+    ) -> None:
+        context = browser.contexts[0] if browser.contexts else browser.new_context()
+        for page in context.pages:
+            page.evaluate("() => localStorage.clear()")
+            page.close()
+        self.page = context.new_page()
+        self.page.set_viewport_size(viewport)
+        self.page.emulate_media(**media)
         self.page.set_default_timeout(PATIENCE_MS)
         self.requests: list[str] = []
         self.errors: list[str] = []
