@@ -12,9 +12,10 @@ Inputs are new in each run of these tests, and a failure prints the `KERNEL_SEED
 from __future__ import annotations
 
 import functools
-import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,21 +39,20 @@ KERNEL_TESTS = [
 collect_ignore = [] if HAS_GPU or IS_INTERPRETED else KERNEL_TESTS
 
 
-if IS_INTERPRETED:
-    from triton.language.core import is_builtin
+if IS_INTERPRETED:  # four times slower as it is
+    from triton import language as tl
     from triton.runtime import interpreter
 
-    @functools.cache
-    def names_of_builtins(lang: Any) -> list[str]:
-        return [name for name, member in inspect.getmembers(lang) if is_builtin(member)]
-
-    def patch_builtins(lang: Any, *rest: Any) -> None:
-        """Do what Triton does in each call of a function, but do not look for the names again."""
-        for name in names_of_builtins(lang):
-            if is_builtin(member := getattr(lang, name)):
-                interpreter._patch_attr(lang, name, member, *rest)
-
-    interpreter._patch_builtin = patch_builtins
+    # It takes the place of `tl`'s functions once, and not in each call of a function.
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda function: SimpleNamespace(restore=lambda: None)
+    # Compiled kernels do not look for overflows, either.
+    options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    interpreter.interpreter_builder.options = options
+    # There are few types, and each is looked up again and again.
+    tl.pointer_type.__hash__ = tl.dtype.__hash__
+    dtype_of = functools.cache(interpreter._get_np_dtype)
+    interpreter._get_np_dtype = lambda dtype: dtype_of(dtype.scalar)
 
 
 @pytest.fixture
