@@ -8,7 +8,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-ROOT = str(Path(__file__).parents[2])
+ROOT = f"{Path(__file__).parents[2]}/"
 OUTSIDE = ("sampling.py", "tracer.py", "records.py", "outputs.py")
 
 
@@ -41,7 +41,7 @@ class Interrupter:
 
     def _call(self, frame: FrameType, event: str, argument: object) -> Any:
         path = frame.f_code.co_filename  # no `Path`, which would take most of the time
-        is_ours = path.startswith(ROOT) and "/tests/" not in path and ".venv" not in path
+        is_ours = path.startswith(ROOT) and not path.startswith(("tests/", ".venv"), len(ROOT))
         name = path.rpartition("/")[2]
         counts = name not in OUTSIDE if self.files is None else name in self.files
         return self._line if is_ours and counts else None

@@ -9,7 +9,6 @@ token depends only on the tokens before it, so the right output of a request is 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from m4_prefix_chunked.speculation import draft_token_ids
@@ -22,14 +21,14 @@ from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.models.tiny_models import EOS_TOKEN_ID, VOCAB_SIZE
 
 Slot = tuple[object, int]
-STALE = b"stale"
 
 
-def kv_of(token_ids: Sequence[int]) -> list[bytes]:
-    """Return the number that is stored for each token. It depends on it and on all before it."""
-    kept, parent = [], b""
+def kv_of(token_ids: Sequence[int], group: int = 0) -> list[int]:
+    """Return the number that a group of layers stores for each token. It depends on it and on all
+    before it."""
+    kept, parent = [], group
     for token_id in token_ids:
-        parent = hashlib.blake2b(parent + token_id.to_bytes(4, "little"), digest_size=8).digest()
+        parent = hash((parent, token_id))  # of numbers it is the same in every process
         kept.append(parent)
     return kept
 
@@ -41,7 +40,7 @@ def seed_of(params: SamplingParams, index: int) -> int:
 
 def next_token(token_ids: Sequence[int], seed: int = 0) -> int:
     """Return the token that follows, for a completion with this seed; EOS about once in twenty."""
-    number = int.from_bytes(kv_of([*token_ids, seed])[-1], "little")
+    number = kv_of([*token_ids, seed])[-1]
     return EOS_TOKEN_ID if number % 20 == 0 else 3 + number % (VOCAB_SIZE - 3)
 
 
@@ -79,8 +78,8 @@ class ReadBackRunner:
         self.block_size = block_size
         self.windows = windows
         """Window of each group of layers. Each group has its own KV, in blocks of its own."""
-        self.device: dict[Slot, bytes] = {}
-        self.host: dict[Slot, bytes] = {}
+        self.device: dict[Slot, int] = {}
+        self.host: dict[Slot, int] = {}
         self.raise_at: dict[str, BaseException] = {}
         """Exceptions for the next `launch` or `wait`."""
         self._tokens: dict[str, tuple[Request, list[int]]] = {}
@@ -94,23 +93,27 @@ class ReadBackRunner:
         _move(self.device, self.device, plan.copies)
         rows = [row for row in plan.rows if not row.is_padding]
         guesses = {id(row): self._guesses(row) for row in rows}
-        kept = {id(row): kv_of(self._known_tokens(row.request) + guesses[id(row)]) for row in rows}
         spans = {id(row): self._span(row) for row in rows}
+        groups = range(len(self.windows))
+        kept = {
+            id(row): [kv_of(self._known_tokens(row.request) + guesses[id(row)], g) for g in groups]
+            for row in rows
+        }
         for row in rows:
-            for group in range(len(self.windows)):
-                for position in range(*spans[id(row)]):
-                    slot = self._slot(row, position, group)
-                    self.device[slot] = kept[id(row)][position] + bytes(group)
+            start, end = spans[id(row)]
+            for group in groups:
+                slots = self._slots(row, range(start, end), group)
+                self.device.update(zip(slots, kept[id(row)][group][start:end], strict=True))
         sampled = {}
         for row in rows:
             start, end = spans[id(row)]
             for group, window in enumerate(self.windows):
-                for position in range(0 if window is None else max(0, start - window + 1), end):
-                    found = self.device.get(self._slot(row, position, group))
-                    assert found == kept[id(row)][position] + bytes(group), (
-                        f"{row.request.request_id} finds another KV at position {position} of "
-                        f"{row.start}..{row.end}, blocks {tables_of(row.blocks)}, group {group}"
-                    )
+                first = 0 if window is None else max(0, start - window + 1)
+                found = [self.device.get(s) for s in self._slots(row, range(first, end), group)]
+                assert found == kept[id(row)][group][first:end], (
+                    f"{row.request.request_id} finds another KV at positions {first}..{end} of "
+                    f"{row.start}..{row.end}, blocks {tables_of(row.blocks)}, group {group}"
+                )
             for request in row.sampling_requests:
                 seed = seed_of(request.sampling_params, request.index)
                 known, tokens = list(self._known_tokens(request)), []
@@ -131,7 +134,7 @@ class ReadBackRunner:
     def is_right(self, block: int) -> bool:
         """Return whether every slot of a block has been written, and not been overwritten since."""
         places = range(self.block_size or 0)
-        return all(self.device.get((block, place), STALE) != STALE for place in places)
+        return all((block, place) in self.device for place in places)
 
     def _wait(self, sampled: dict[str, list[SampledToken]]) -> dict[str, list[SampledToken]]:
         self._raise("wait")
@@ -140,8 +143,8 @@ class ReadBackRunner:
     def reset(self) -> None:
         """Forget all requests and all KV."""
         self._tokens.clear()
-        self.device = dict.fromkeys(self.device, STALE)
-        self.host = dict.fromkeys(self.host, STALE)
+        self.device.clear()
+        self.host.clear()
 
     def _known_tokens(self, request: Request) -> list[int]:
         """Return a request's tokens, those in flight included, as a device would know them."""
@@ -170,21 +173,21 @@ class ReadBackRunner:
         assert end == row.end or (end < row.end and row.request.request_id in self._have_guessed)
         return end - row.num_new_tokens, end
 
-    def _slot(self, row: ScheduledRequest, position: int, group: int = 0) -> Slot:
+    def _slots(self, row: ScheduledRequest, positions: range, group: int) -> list[Slot]:
         if self.block_size is None:  # M1 has no KV memory of its own, M2 one region a request
-            return (row.blocks[0] if row.blocks else row.request.request_id, position)
-        block = tables_of(row.blocks)[group][position // self.block_size]
-        assert block != NULL_BLOCK, f"{row.request.request_id} uses a block that was given back"
-        return (block, position % self.block_size)
+            owner = row.blocks[0] if row.blocks else row.request.request_id
+            return [(owner, position) for position in positions]
+        size, table = self.block_size, tables_of(row.blocks)[group]
+        used = table[positions.start // size : -(-positions.stop // size)]
+        assert NULL_BLOCK not in used, f"{row.request.request_id} uses a block that was given back"
+        return [(table[position // size], position % size) for position in positions]
 
     def _raise(self, where: str) -> None:
         if error := self.raise_at.pop(where, None):
             raise error
 
 
-def _move(
-    source: dict[Slot, bytes], target: dict[Slot, bytes], moves: list[tuple[int, int]]
-) -> None:
+def _move(source: dict[Slot, int], target: dict[Slot, int], moves: list[tuple[int, int]]) -> None:
     """Copy whole blocks; all are read before any is written."""
     found = [
         ((to_block, place[1]), kept)
