@@ -108,7 +108,9 @@ def on_a_quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def same_numbers() -> None:
     """Seed the generators, so that a test does not depend on the tests before it."""
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(0)
+        # `torch.manual_seed` writes down for each GPU, also where there is none, who called it.
+        has_gpu = torch.cuda.is_initialized()
+        (torch.manual_seed if has_gpu else torch.default_generator.manual_seed)(0)
 
 
 @pytest.fixture
