@@ -63,8 +63,9 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip `gpu` tests without CUDA; mark tests that use the real model `smollm2`.
 
-    The test that takes longest comes first, then those that `helpers.forked` starts processes for.
-    So they are all in one of the two processes of `make test`, which imports once for them.
+    The test that takes longest comes first, then those that `helpers.forked` starts processes for
+    or that use the real model. So they are all in one of the two processes of `make test`, which
+    imports and loads once for them.
     """
     items.sort(key=_turn)
     for item in items:
@@ -81,7 +82,8 @@ def _turn(item: Any) -> int:
     if item.path.name == "test_interpreted_kernels.py":
         return 0
     forks = not vars(item.module).keys().isdisjoint(("forked", "process", "run_python"))
-    return 1 if forks or item.path.parent.name in ("clients", "serving") else 2
+    is_served = item.path.parent.name in ("clients", "serving")
+    return 1 if forks or is_served or "smollm2" in getattr(item, "fixturenames", ()) else 2
 
 
 def pytest_collection_finish() -> None:

@@ -334,6 +334,7 @@ def test_the_scheduler_of_another_milestone_is_refused():
         scheduler_class(str(ROOT / "m2_batching/scheduler.py"), PagedScheduler)
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_the_demo_serves_with_the_readers_scheduler_beside_ours(written, tmp_path, capsys):
     text = text_of("m2", "scheduler").replace("no row is left", "the rows are out")
     path = written("m2", scheduler=text).scheduler_path

@@ -109,6 +109,7 @@ def test_the_line_of_an_exception_is_that_of_ones_own_file(tmp_path):
     assert place_of(broken.value, tmp_path) == "mine.py, line 1: def f(:"
 
 
+@pytest.mark.usefixtures("no_pixels")
 def test_a_demo_runs_ones_own_scheduler_beside_ours_and_writes_its_page(tmp_path, capsys):
     path = tmp_path / "mine.py"
     lines = (
