@@ -37,7 +37,7 @@ VLLM_TRACES := docs/traces/vllm_h200.jsonl.gz docs/traces/vllm_h200_m5.jsonl.gz
 VLLM_LABELS := "vLLM 0.26.0 on an H200,M5 on an H200"
 M5_LABELS := "M5 on an H200 - kernel by kernel,M5 on an H200 - graphs and pipeline"
 
-.PHONY: help setup demo chat serve play pages book test test-all pytest coverage lowest newest storm mutants figures lint clean
+.PHONY: help setup demo chat serve play pages book test test-all pytest coverage lowest newest storm mutants lint clean
 
 help:
 	@echo "make demo   a model speaks; then M1 to M5 serve four questions, step by step"
@@ -51,7 +51,6 @@ help:
 	@echo "make pytest   the tests of \`make test\` without lint; make coverage   all of them, and which lines they run"
 	@echo "make storm  random traffic with fresh seeds, SECONDS=600 for ten minutes; says how to repeat a find"
 	@echo "make mutants  one-line mistakes, each of which a test must find; half an hour"
-	@echo "make figures  what a reader walks through: frames and files of a step, who names extras, lines"
 	@echo "make lint   format, lint, types, who imports whom; and which Chinese pages are behind"
 	@echo "make clean  remove .venv, .venv-small and what the tools left behind"
 
@@ -140,9 +139,6 @@ storm: $(INSTALLED)
 
 mutants: $(INSTALLED)
 	$(BIN)/python tests/mutants.py
-
-figures: $(INSTALLED)
-	@$(BIN)/python tests/house_figures.py
 
 clean:
 	rm -rf .venv .venv-small build dist *.egg-info .coverage* .pytest_cache .mypy_cache .ruff_cache .hypothesis
