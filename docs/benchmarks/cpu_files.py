@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -26,6 +27,7 @@ import torch
 
 import m4_prefix_chunked
 import m5_kernels
+from docs.benchmarks.cpu import WORK as CPU_WORK
 from docs.benchmarks.cpu import LlamaCpp, Runs, generate, silence
 from docs.questions.m5_eight_bits import TOPICS
 from milestone_llm.cli import positive
@@ -36,9 +38,10 @@ from milestone_llm.lab.bench.report import table
 from milestone_llm.lab.bench.workloads import random_tokens
 from milestone_llm.models.gguf_cache import packaged_gguf
 
-TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0", "IQ4_NL", "Q3_K_M", "Q2_K")
+TYPES = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_1", "Q4_0", "IQ4_NL", "Q3_K_M", "Q2_K")
 NUM_PROMPTS, PROMPT_LEN = 16, 100  # below MANY_ROWS of int4_weight.py
-LIMITS = {"max_num_seqs": 8, "max_model_len": 512, "max_num_batched_tokens": PROMPT_LEN}
+LIMITS = {"max_num_seqs": 8, "max_model_len": 512, "max_num_batched_tokens": 512}
+WORK = ("1 request", "8 requests", "256 in")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -49,16 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     console.print(f"{torch.get_num_threads()} threads; {machine()}; {versions()}")
     console.print(f"perplexity of {NUM_PROMPTS} texts of {PROMPT_LEN} tokens; tokens a second of")
-    console.print(
-        f"one request and of eight, 64 tokens in and out, medians of {args.rounds} rounds"
-    )
+    console.print(f"M5 and llama.cpp, 64 tokens in and out, medians of {args.rounds} rounds")
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for kind in args.types:
             log_console.print(f"making and reading {kind}", style="dim")
             rows.append(compare(made(kind, Path(folder)), kind, args.rounds))
-    headings = ["file", "MB", "exact", "M5", "llama.cpp", "M5 x 1", "llama.cpp", "M5 x 8",
-                "llama.cpp"]  # fmt: skip
+    headings = ["file", "MB", "exact", "M5", "llama.cpp"]
+    headings += [head for work in WORK for head in (f"{work}: M5", "llama.cpp")]
     console.print(table("", headings, rows))
     return 0
 
@@ -87,11 +88,8 @@ def compare(file: Path, kind: str, num_rounds: int) -> list[str]:
     ours = m5_kernels.LLMEngine(str(file), device="cpu", quantization="gguf", **LIMITS)
     perplexities.append(perplexity(log_probabilities(ours, prompts)))
     perplexities.append(perplexity([theirs.log_probabilities(prompt) for prompt in prompts]))
-    rates = [
-        rate
-        for num_requests in (1, 8)
-        for rate in speeds([lambda items: generate(ours, items), theirs], num_requests, num_rounds)
-    ]
+    runs = [partial(generate, ours), theirs]
+    rates = [rate for work in WORK for rate in speeds(runs, *CPU_WORK[work], num_rounds)]
     size = file.stat().st_size / 1e6
     return [
         kind,
@@ -112,8 +110,8 @@ def log_probabilities(engine: Any, prompts: list[list[int]]) -> list[list[float]
     params = SamplingParams(max_tokens=1, prompt_logprobs=0)
     return [
         [entry[token].logprob for token, entry in zip(prompt[1:], logprobs[1:], strict=True)]
-        for prompt, output in zip(prompts, engine.generate(prompts, params), strict=True)
-        for logprobs in [output.prompt_logprobs]
+        for prompt in prompts
+        for logprobs in [engine.generate([prompt], params)[0].prompt_logprobs]
     ]
 
 
@@ -122,17 +120,19 @@ def perplexity(log_probabilities: list[list[float]]) -> float:
     return math.exp(-statistics.fmean(chain.from_iterable(log_probabilities)))
 
 
-def speeds(runs: list[Runs], num_requests: int, num_rounds: int) -> list[float]:
-    """Return tokens a second of each, in turns."""
+def speeds(
+    runs: list[Runs], num_requests: int, num_in: int, num_out: int, num_rounds: int
+) -> list[float]:
+    """Return tokens a second of each, in turns: those that come out, or of prompts alone."""
+    lengths = {"input_len": (num_in, num_in), "output_len": (num_out, num_out)}
+    num_tokens = num_requests * (num_out if num_out > 1 else num_in)
     rates: list[list[float]] = [[] for _ in runs]
     for round_ in range(num_rounds + 1):
-        items = random_tokens(
-            num_requests, input_len=(64, 64), output_len=(64, 64), vocab_size=40_000, seed=round_
-        )
+        items = random_tokens(num_requests, **lengths, vocab_size=40_000, seed=round_)
         for run, own in zip(runs, rates, strict=True):
             start = time.perf_counter()
             run(items)
-            own.append(64 * num_requests / (time.perf_counter() - start))
+            own.append(num_tokens / (time.perf_counter() - start))
     return [statistics.median(own[1:]) for own in rates]  # round 0 is a warm-up
 
 
