@@ -7,6 +7,7 @@ Benches write their records themselves (`--json`, `--markdown`); this is for all
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,9 +24,11 @@ def main(arguments: list[str]) -> int:
 
     path, words = Path(arguments[0]), arguments[1:]
     fields = made_by(words)  # before the run, whose load would count
+    wide = {**os.environ, "COLUMNS": "120"}  # no cell is cut
     run = subprocess.run(
-        [sys.executable, *words[1:]], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
-    )
+        [sys.executable, *words[1:]], cwd=ROOT, env=wide, stdout=subprocess.PIPE, text=True,
+        check=False,
+    )  # fmt: skip
     if run.returncode == 0:
         block = f"```console\n$ {fields['command']}\n{run.stdout.rstrip()}\n```\n"
         path.write_text(front_matter(fields) + block, encoding="utf-8")
