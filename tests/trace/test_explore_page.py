@@ -136,6 +136,10 @@ OWNERS = """() => views[0].run.records.map((_, at) => {
   if (state.owners) for (const [block, names] of state.owners) owners[block] = [...names].sort();
   return owners;
 })"""
+FOUND = """() => views[0].run.records.map((_, at) => {
+  const { owners, cached } = memoryAt(views[0].run, at);
+  return [...cached].filter((block) => !owners.has(block)).length;
+})"""
 USAGE = "() => views[0].run.usage.map((each) => [each.stored, each.reserved])"
 REASONS = "waits => waits.map(([at, name]) => whyWaits(views[0].run, at, name))"
 NEEDS = """() => views[0].run.records.slice(1).map((_, at) => Object.fromEntries(
@@ -191,6 +195,10 @@ def test_blocks_that_went_back_belong_to_no_request_on_the_page(browser, tmp_pat
         assert owners == expected, f"step {record.step}"
     during = kv_during_steps(records)
     assert opened(USAGE) == [[stored, stored + empty] for stored, empty, _ in during]
+    found = list(zip(opened(FOUND), [record.kv.cached for record in records], strict=True))
+    own, counted = next(each for each in found if any(each))
+    assert own == counted, "the first blocks that went back can be found"
+    assert all(own <= counted for own, counted in found)
     assert opened.errors == []
 
 

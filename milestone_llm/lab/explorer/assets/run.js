@@ -140,7 +140,10 @@ function addMemory(run, record, at) {
       const own = rows.has(name) ? tablesOf(rows.get(name)) : [];
       const hasWindow = own.length > 1 || own.flat().includes(NULL_BLOCK);
       const isWhole = own.some((one) => String(one.filter((block) => block !== NULL_BLOCK)) === String(blocks));
-      if (hasWindow && record.running.includes(name) && !isNew && !isWhole) return;
+      if (hasWindow && record.running.includes(name) && !isNew && !isWhole) {
+        blocks.forEach((block) => cached.set(block, at)); // they are full
+        return;
+      }
       if ((rows.has(name) || endsLater.has(name)) && !comesAgain) later.push(name);
       else freeTable(run, name, at);
     }
