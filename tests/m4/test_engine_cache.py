@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import m4_prefix_chunked
 from helpers.engines import (
     greedy,
@@ -38,7 +40,8 @@ def test_another_cache_salt_never_hits():
         check(engine, SYSTEM + TAIL, num_cached, cache_salt=salt)
 
 
-def test_reset_is_refused_while_kv_is_swapped_out():
+@pytest.mark.parametrize("b_ends", [run_to_end, lambda engine: engine.abort("b")])
+def test_reset_is_refused_while_kv_is_swapped_out(b_ends):
     """No block is in use on the device; but b will go on with the KV that it has on the host."""
     engine = cached_engine(max_model_len=12, kv_cache_tokens=12, preemption="swap")
     engine.add_request(SYSTEM[:4], greedy(8), "a")
@@ -48,7 +51,7 @@ def test_reset_is_refused_while_kv_is_swapped_out():
     engine.abort("a")
     assert engine.stats()["kv"]["used"] == 0
     assert engine.reset_prefix_cache() is False
-    run_to_end(engine)
+    b_ends(engine)
     assert engine.reset_prefix_cache() is True
 
 
