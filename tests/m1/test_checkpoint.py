@@ -196,6 +196,10 @@ MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
     },
     "zeros of an expert": (with_weights(model__layers__0__mlp__experts__0__qzeros=1), "0.qzeros"),
     "a kind of quantization that is not known": (
+        config(quantization_config={"quant_method": "strange"}),
+        "quantized, and quant_method 'strange' is not known",
+    ),
+    "a kind of ModelOpt's": (
         config(quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"}),
         "quantized to FP8 by ModelOpt",
     ),
