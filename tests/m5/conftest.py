@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -39,16 +38,13 @@ KERNEL_TESTS = [
 collect_ignore = [] if HAS_GPU or IS_INTERPRETED else KERNEL_TESTS
 
 
-if IS_INTERPRETED:  # twice as fast with what follows
+if IS_INTERPRETED:  # faster with what follows
     from triton import language as tl
     from triton.runtime import interpreter
 
     # It takes the place of `tl`'s functions once, and not in each call of a function.
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda function: SimpleNamespace(restore=lambda: None)
-    # Compiled kernels do not look for overflows, either.
-    options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
-    interpreter.interpreter_builder.options = options
     # There are few types, and each is looked up again and again.
     tl.pointer_type.__hash__ = tl.dtype.__hash__
     dtype_of = functools.cache(interpreter._get_np_dtype)
