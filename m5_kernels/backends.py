@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -202,12 +203,21 @@ def _experts(
     routed = RoutedExperts(
         experts.sparse_layers, max_tokens, routing.num_experts, routing.top_k, device
     )
-    create = CreateMLP(experts, routed=routed)
+    create, ops = CreateMLP(experts, routed=routed), chosen.ops
     if runs_no_kernels(device):
         from .extras.experts.cpu_experts import cpu_experts
 
         create = replace(create, compute=cpu_experts)
-    ops = replace(chosen.ops, mlp=create)
+    elif DecoderConfig.from_hf(model.config).is_lesson:
+        from .extras.experts.combine_norm import add_norm_of_pairs
+
+        create = replace(create, returns_pairs=True)
+        ops = replace(
+            ops,
+            add_norm=partial(add_norm_of_pairs, ops.add_norm),
+            last_norm=partial(add_norm_of_pairs, ops.last_norm),
+        )
+    ops = replace(ops, mlp=create)
     return replace(chosen, ops=ops, begin_figures=routed.begin)
 
 

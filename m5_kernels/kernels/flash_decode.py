@@ -153,11 +153,19 @@ def flash_decode(
         IN_PAIRS=can_read_pairs(value_cache, query),
         HAS_WINDOW=bool(window),
         IS_LARGE_CACHE=key_cache.numel() >= 2**31,
+        HAS_MANY_TILES=has_many_tiles(block_table, block_size, workspace),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **launch.pdl_options(),
     )  # fmt: skip
     return output
+
+
+def has_many_tiles(block_table: torch.Tensor, block_size: int, workspace: DecodeWorkspace) -> bool:
+    """Return whether shares of that many tiles need 64 bits, whose division is a subroutine."""
+    num_seqs, max_blocks = block_table.shape
+    most_tiles = num_seqs * (max_blocks * block_size // workspace.tile.tokens + 1)
+    return most_tiles * (workspace.programs_per_head + 1) >= 2**31
 
 
 def can_read_pairs(cache: torch.Tensor, query: torch.Tensor) -> bool:
@@ -187,6 +195,7 @@ def _flash_decode_kernel(
     IN_PAIRS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_LARGE_CACHE: tl.constexpr,
+    HAS_MANY_TILES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     # The programs of a KV head share its tiles; `worker` is the number of this program among them.
@@ -204,7 +213,9 @@ def _flash_decode_kernel(
     tile_counts = tl.maximum((lens + TILE - 1) // TILE - first_tiles, 1)
     tile_counts = tl.where(is_seq, tile_counts, 0)
     seq_ends = tl.cumsum(tile_counts, 0)
-    total_tiles = tl.sum(tile_counts, 0).to(tl.int64)
+    total_tiles = tl.sum(tile_counts, 0)
+    if HAS_MANY_TILES:
+        total_tiles = total_tiles.to(tl.int64)
     num_workers = tl.minimum(num_workers, total_tiles)
     if worker >= num_workers:
         return  # without waiting for the previous kernel, so that its registers are free at once
@@ -214,7 +225,7 @@ def _flash_decode_kernel(
     # The share's sequences: first_seq has its first tile, last_seq its last one.
     first_seq = tl.sum(((seq_ends <= share_start) & is_seq).to(tl.int32), 0)
     last_seq = tl.sum(((seq_ends < share_end) & is_seq).to(tl.int32), 0)
-    seq_start = tl.sum(tl.where(seqs < first_seq, tile_counts, 0), 0).to(tl.int64)
+    seq_start = tl.sum(tl.where(seqs < first_seq, tile_counts, 0), 0).to(total_tiles.dtype)
 
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, HEAD_DIM_PAD)

@@ -18,6 +18,7 @@ from m5_kernels.extras.batch_invariant.invariant_linear import InvariantLinear
 from m5_kernels.extras.batch_invariant.split_attention import SplitAttention
 from m5_kernels.extras.devices.few_rows_linear import FewRowsLinear
 from m5_kernels.extras.devices.hopper_chunks import hopper_attention
+from m5_kernels.extras.experts.moe_mlp import CreateMLP
 from m5_kernels.kernels.launch import Launch
 from m5_kernels.kernels.pdl import NEVER
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch
@@ -71,7 +72,10 @@ def without_pdl(chosen: Backend) -> Backend:
 
 def without_add_norm(chosen: Backend) -> Backend:
     """Add and normalise with torch."""
-    return replace(chosen, ops=replace(chosen.ops, add_norm=twin_of(add_rms_norm_torch)))
+    ops = replace(chosen.ops, add_norm=twin_of(add_rms_norm_torch))
+    if isinstance(ops.mlp, CreateMLP):
+        ops = replace(ops, mlp=replace(ops.mlp, returns_pairs=False))
+    return replace(chosen, ops=ops)
 
 
 def without_rope_kv(chosen: Backend) -> Backend:

@@ -28,6 +28,7 @@ def test_layers_start_early_where_their_products_are_short() -> None:
     assert linear.starts_early(16, small)
     assert not linear.starts_early(17, small)
     assert not linear.starts_early(16, large)
+    assert linear.starts_early(1, large)
     assert not FewRowsLinear(has_register=True, may_start_early=False).starts_early(16, small)
 
 

@@ -88,8 +88,11 @@ class FewRowsLinear(LinearMethod):
         return super().gate_up(hidden, weight, bias, launch)
 
     def starts_early(self, num_tokens: int, weight: Weight) -> bool:
-        """Return whether the layer uses `register_linear`, which is short enough to gain."""
-        return self.may_start_early and should_use_registers(num_tokens, weight)
+        """Return whether layers read weights before they wait: `register_linear`, and with one
+        token all that are used."""
+        return self.may_start_early and (
+            num_tokens == 1 or should_use_registers(num_tokens, weight)
+        )
 
     def token_counts(self, max_tokens: int, weights: Sequence[LinearWeight]) -> Iterable[int]:
         """Return where the tiles of `hopper_linear` change, and where the library takes over."""

@@ -2,6 +2,7 @@
 
 one token    route_one -> gate and up -> down -> combine                        4 launches
 more         router -> route -> sort -> gate and up -> down -> combine          6 launches
+             (the last one is fused with what follows: `combine_norm`)
 on a CPU     torch, see `cpu_experts`
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from m5_kernels.decoder.mlp import MLP, DenseMLP
 from m5_kernels.decoder.weights import StoredWeight
 from m5_kernels.kernels.launch import Launch
 
+from .combine_norm import Pairs
 from .config import ExpertsConfig
 from .expert_load import RoutedExperts
 from .grouped import combine, experts_torch, grouped_down, grouped_gate_up
@@ -36,6 +39,8 @@ class CreateMLP:
     """Computes the experts where no kernels run."""
     routed: RoutedExperts | None = None
     """Keeps the experts of a step's tokens; None: they are not kept."""
+    returns_pairs: bool = False
+    """Whether what follows sums a token's experts (`combine_norm`)."""
 
     def __call__(
         self,
@@ -50,7 +55,9 @@ class CreateMLP:
             return DenseMLP.create(index, config, linear, dtype, device)
         created = MoEMLP.create(index, self.experts, config, linear, dtype, device)
         topk_ids = None if self.routed is None else self.routed.topk_ids[index]
-        return replace(created, compute=self.compute, topk_ids=topk_ids)
+        return replace(
+            created, compute=self.compute, topk_ids=topk_ids, returns_pairs=self.returns_pairs
+        )
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class MoEMLP:
     compute: Callable[..., torch.Tensor] = experts_torch
     topk_ids: torch.Tensor | None = None
     """int32 `[max_tokens, top_k]`, filled with the experts of a step's tokens (`expert_load`)."""
+    returns_pairs: bool = False
 
     @classmethod
     def create(
@@ -116,8 +124,9 @@ class MoEMLP:
             arrivals=torch.zeros(1, dtype=torch.int32, device=device),
         )
 
-    def __call__(self, hidden: torch.Tensor, linear: LinearMethod, launch: Launch) -> torch.Tensor:
-        """Return what the layer adds to the residual stream, `[num_tokens, hidden_size]`."""
+    def __call__(self, hidden: torch.Tensor, linear: LinearMethod, launch: Launch) -> Any:
+        """Return what the layer adds to the residual stream, `[num_tokens, hidden_size]`, or
+        `Pairs` of it."""
         routing, swiglu, bias = self.config.routing, self.config.swiglu, self.bias
         shared = self._shared(hidden, linear, launch)
         topk_ids = self._room_for_ids(hidden)
@@ -148,6 +157,8 @@ class MoEMLP:
         outputs = grouped_down(
             neurons, self.down, pairs, topk_weights, tiles.down, launch, self.down_bias
         )
+        if self.returns_pairs:
+            return Pairs(outputs, routing.top_k, shared)
         return combine(outputs, routing.top_k, shared, launch)
 
     def _room_for_ids(self, hidden: torch.Tensor) -> torch.Tensor:

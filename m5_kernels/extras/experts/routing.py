@@ -253,14 +253,16 @@ def choose_experts(
         better = _is_better(group_scores, group) & is_first[None, :]
         group_rank = tl.sum(better.to(tl.int32), 1)
         choice = tl.where(is_expert & (group_rank < TOP_GROUPS), choice, -float("inf"))
-    # A key sorts like a score, and of equal scores the lower expert has the higher key.
+    # A key sorts like a score. A warp finds the best of 32 bits with one instruction, and then the
+    # lowest expert that has it.
     bits = (choice + 0.0).to(tl.int32, bitcast=True)
-    keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(tl.int64) * EXPERTS + (EXPERTS - expert)
+    keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     ranks = tl.full([EXPERTS], TOP_K, tl.int32)
     for rank in tl.static_range(TOP_K):
         is_best = keys == tl.max(keys, 0)
-        ranks = tl.where(is_best, rank, ranks)
-        keys = tl.where(is_best, -(1 << 62), keys)
+        is_first = expert == tl.min(tl.where(is_best, expert, EXPERTS), 0)
+        ranks = tl.where(is_first, rank, ranks)
+        keys = tl.where(is_first, -(2**31), keys)
     is_chosen = ranks < TOP_K
     if SCORING == 2:
         powers = tl.where(is_chosen, tl.exp(values - tl.max(values, 0)), 0.0)

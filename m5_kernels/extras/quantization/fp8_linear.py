@@ -119,6 +119,10 @@ class Fp8Linear(LinearMethod):
 
     # -- what a step's launches ask ----------------------------------------------------------
 
+    def starts_early(self, num_tokens: int, weight: Weight) -> bool:
+        """Return whether there is one token: `one_row_fp8` reads weights before it waits."""
+        return num_tokens == 1 and self.exact.starts_early(num_tokens, weight)
+
     def token_counts(self, max_tokens: int, weights: Sequence[LinearWeight]) -> Iterable[int]:
         """Return 2: from there on other kernels compute the step."""
         return (*self.exact.token_counts(max_tokens, weights), 2)

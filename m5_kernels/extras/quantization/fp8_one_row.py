@@ -2,6 +2,14 @@
 
 As in `skinny_linear` there are only loads and products in registers. The activations keep their
 bits: rounding them too would lose as much again, and gain nothing while all wait for the weight.
+
+    a lane's weights    |w0 .. w7|w8 .. w15|    16 bytes, one load
+    its hidden states   |h0 .. h7|              16 bytes, a load for each half
+                                 |h8 .. h15|
+
+A lane loads 16 bytes at once: that is 16 weights, but 8 hidden states. So hidden states are loaded
+in two halves, by the places of the weights that each lane has, and no lane needs another's. Each
+lane sums its own 8 products first, so that sums take few registers and many loads are in flight.
 """
 
 from __future__ import annotations
@@ -17,7 +25,10 @@ from m5_kernels.kernels.triton_or_twin import ceil_div, tl, triton
 from .fp8_weight import Fp8Weight, fp8_linear_torch
 
 TILE = LinearTile(2, 1024, 1)
+GATED_TILE = LinearTile(4, 1024, 2)
 """Chosen on an H200 with the shapes of Qwen3-8B."""
+PARTS_AHEAD = 2
+"""Parts of a row that are loaded before the hidden states are there. More delay other kernels."""
 
 
 def one_row_fp8(
@@ -25,13 +36,14 @@ def one_row_fp8(
     weight: Fp8Weight,
     bias: torch.Tensor | None = None,
     is_gated: bool = False,
-    tile: LinearTile = TILE,
+    tile: LinearTile | None = None,
     launch: Launch = PLAIN,
 ) -> torch.Tensor:
     """Return `hidden @ weight.T + bias` for at most one row, gated if `is_gated`."""
     if not len(hidden) or not launch.runs_triton(hidden):
         output = fp8_linear_torch(hidden, weight, bias)
         return silu_mul_torch(output) if is_gated else output
+    tile = tile or (GATED_TILE if is_gated else TILE)
     in_size = weight.values.shape[1]
     size = len(weight) // 2 if is_gated else len(weight)
     output = hidden.new_empty(1, size)
@@ -43,6 +55,7 @@ def one_row_fp8(
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         IS_GATED=is_gated,
+        AHEAD=PARTS_AHEAD,
         num_warps=tile.num_warps,
         **launch.pdl_options(),
     )  # fmt: skip
@@ -57,6 +70,7 @@ def _one_row_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     IS_GATED: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     OUTPUTS: tl.constexpr = COLUMNS // 2 if IS_GATED else COLUMNS
@@ -69,18 +83,23 @@ def _one_row_kernel(
     biases = tl.zeros([COLUMNS], dtype=tl.float32)
     if bias is not None:
         biases = tl.load(bias + columns).to(tl.float32)
-    w = _load_part(rows, 0, depth, IN_SIZE, DEPTH)
-    following = w
-    if IN_SIZE > DEPTH:
-        following = _load_part(rows, DEPTH, depth, IN_SIZE, DEPTH)
-    wait_for_previous(PDL)  # the loads of the first two parts of the weight are in flight by now
-    sums = tl.zeros([COLUMNS, DEPTH], dtype=tl.float32)
+    parts = tl.tuple(())
     for start in tl.static_range(0, IN_SIZE, DEPTH):
-        if start == DEPTH:
-            w = following
-        elif start > DEPTH:
+        if start < AHEAD * DEPTH:
+            parts += (_load_part(rows, start, depth, IN_SIZE, DEPTH),)
+    wait_for_previous(PDL)  # the loads of the first parts of the weight are in flight by now
+    each = tl.arange(0, DEPTH // 2)
+    halves = tl.max_contiguous(each // 8 * 16 + each % 8, 8)
+    sums = tl.zeros([COLUMNS, DEPTH // 16], dtype=tl.float32)
+    for start in tl.static_range(0, IN_SIZE, DEPTH):
+        if start < AHEAD * DEPTH:
+            w = parts[start // DEPTH]
+        else:
             w = _load_part(rows, start, depth, IN_SIZE, DEPTH)
-        sums += w.to(tl.float32) * _load_part(hidden, start, depth, IN_SIZE, DEPTH).to(tl.float32)
+        w = tl.permute(tl.reshape(w, [COLUMNS, DEPTH // 16, 2, 8]), [0, 1, 3, 2])
+        first, second = tl.split(w)
+        sums += _sums_of_eight(first, _load_part(hidden, start, halves, IN_SIZE, DEPTH))
+        sums += _sums_of_eight(second, _load_part(hidden, start, halves + 8, IN_SIZE, DEPTH))
     results = (tl.sum(sums, 1) * factor + biases).to(output.dtype.element_ty)
     if IS_GATED:
         gate, up = tl.split(tl.trans(tl.reshape(results, [2, OUTPUTS])))
@@ -96,3 +115,10 @@ def _load_part(rows, start: tl.constexpr, depth, IN_SIZE: tl.constexpr, DEPTH: t
         return tl.load(rows + (start + depth)[None, :])
     is_there = (start + depth < IN_SIZE)[None, :]
     return tl.load(rows + (start + depth)[None, :], mask=is_there, other=0.0)
+
+
+@triton.jit
+def _sums_of_eight(weights, hidden):
+    """Return the sum of each lane's products. weights: `[COLUMNS, SPANS, 8]`; hidden: a row."""
+    states = tl.reshape(hidden, [1, weights.shape[1], 8]).to(tl.float32)
+    return tl.sum(weights.to(tl.float32) * states, 2)

@@ -22,6 +22,7 @@ from m5_kernels.kernels.flash_decode import (
     MIN_ROWS,
     DecodeWorkspace,
     flash_decode_torch,
+    has_many_tiles,
     merge_parts,
     start_of_share,
     worker_of,
@@ -97,6 +98,7 @@ def attend_drafts(
         TILE=tile.tokens,
         HAS_WINDOW=bool(window),
         IS_LARGE_CACHE=key_cache.numel() >= 2**31,
+        HAS_MANY_TILES=has_many_tiles(block_table, block_size, workspace),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         **launch.pdl_options(),
@@ -188,6 +190,7 @@ def _attend_drafts_kernel(
     TILE: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     IS_LARGE_CACHE: tl.constexpr,
+    HAS_MANY_TILES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     kv_head = tl.program_id(0) % NUM_KV_HEADS
@@ -211,7 +214,9 @@ def _attend_drafts_kernel(
     tile_counts = tl.maximum((lens + TILE - 1) // TILE - first_tiles, 1)
     tile_counts = tl.where(is_counted, tile_counts, 0)
     seq_ends = tl.cumsum(tile_counts, 0)
-    total_tiles = tl.sum(tile_counts, 0).to(tl.int64)
+    total_tiles = tl.sum(tile_counts, 0)
+    if HAS_MANY_TILES:
+        total_tiles = total_tiles.to(tl.int64)
     num_workers = tl.minimum(num_workers, total_tiles)
     if worker >= num_workers:
         return  # without waiting for the previous kernel, so that its registers are free at once
@@ -219,7 +224,7 @@ def _attend_drafts_kernel(
     share_end = start_of_share(worker + 1, num_workers, total_tiles)
     first_seq = tl.sum(((seq_ends <= share_start) & is_seq).to(tl.int32), 0)
     last_seq = tl.sum(((seq_ends < share_end) & is_seq).to(tl.int32), 0)
-    seq_start = tl.sum(tl.where(seqs < first_seq, tile_counts, 0), 0).to(tl.int64)
+    seq_start = tl.sum(tl.where(seqs < first_seq, tile_counts, 0), 0).to(total_tiles.dtype)
 
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, HEAD_DIM_PAD)

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from m5_kernels.kernels.flash_decode import DecodeWorkspace, flash_decode, flash_decode_torch
+from m5_kernels.kernels.flash_decode import (
+    DecodeWorkspace,
+    flash_decode,
+    flash_decode_torch,
+    has_many_tiles,
+)
 from m5_kernels.kernels.paged_prefill import paged_prefill, paged_prefill_torch
 from m5_kernels.kernels.tiles import DecodeTile, PrefillTile
 from m5_kernels.tools.measure import PagedBatch, relative_error
@@ -186,6 +191,19 @@ def test_large_mixed_batches(dtype: torch.dtype, head_dim: int, window: int | No
     check_decode(lens, "cuda", window, launches=20, **sizes)
     lens, chunks = [700, 1, 2000, 64, 1500], [700, 1, 512, 64, 3]
     check_prefill(lens, chunks, "cuda", window, tile=None, **sizes)
+
+
+def test_more_tiles_than_32_bits_divide_are_shared_in_64(
+    monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    batch = random_batch([50, 0, 131, 64], [1] * 4, device)
+    workspace = workspace_of(batch)
+    table = torch.empty(4096, 2**17, dtype=torch.int32, device="meta")
+    assert has_many_tiles(table, 1024, workspace)
+    assert not has_many_tiles(batch.block_table, 16, workspace)
+    expected = flash_decode(*batch.decode_inputs, workspace=workspace)
+    monkeypatch.setattr("m5_kernels.kernels.flash_decode.has_many_tiles", lambda *_: True)
+    assert torch.equal(flash_decode(*batch.decode_inputs, workspace=workspace), expected)
 
 
 @pytest.mark.gpu

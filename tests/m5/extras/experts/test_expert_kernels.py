@@ -10,6 +10,7 @@ import torch
 
 from m5_kernels.decoder.config import DecoderConfig
 from m5_kernels.decoder.linear import LinearMethod
+from m5_kernels.extras.experts.combine_norm import Pairs, add_norm_of_pairs
 from m5_kernels.extras.experts.config import experts_config
 from m5_kernels.extras.experts.grouped import (
     combine,
@@ -30,6 +31,7 @@ from m5_kernels.extras.experts.sorting import sort_by_expert, sort_by_expert_tor
 from m5_kernels.extras.experts.swiglu import ClampedSwiGLU
 from m5_kernels.extras.experts.tiles import GroupedTile, grouped_tiles
 from m5_kernels.kernels.launch import PLAIN, Launch
+from m5_kernels.kernels.rms_norm import add_rms_norm
 from m5_kernels.tools.measure import relative_error
 from milestone_llm.lab.families import build_small_model
 
@@ -210,6 +212,29 @@ def test_a_layer_launches_what_its_twins_compute(family: str, num_tokens: int, d
     hidden = torch.randn(num_tokens, c.hidden_size, device=device)
     twins = mlp(hidden, linear, Launch(uses_twins=True))
     torch.testing.assert_close(mlp(hidden, linear, PLAIN), twins, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("has_shared", [False, True])
+def test_pairs_are_summed_added_and_normalised_in_one_launch(
+    has_shared: bool, dtype: torch.dtype, device: str
+) -> None:
+    outputs = torch.randn(15, 45, device=device).to(dtype)
+    shared = torch.randn(5, 45, device=device).to(dtype) if has_shared else None
+    weight = torch.randn(45, device=device).to(dtype)
+    residual = torch.randn(5, 90, device=device).to(dtype)[:, :45]
+    expected_residual = residual.clone()
+    summed = combine(outputs, 3, shared)
+    expected = add_rms_norm(summed, expected_residual, weight, 1e-6)
+    found = add_norm_of_pairs(
+        add_rms_norm, Pairs(outputs, 3, shared), residual, weight, 1e-6, PLAIN
+    )
+    assert torch.equal(found, expected)
+    assert torch.equal(residual, expected_residual)
+    expected = add_rms_norm(summed, expected_residual, weight, 1e-6)
+    assert torch.equal(
+        add_norm_of_pairs(add_rms_norm, summed, residual, weight, 1e-6, PLAIN), expected
+    )
 
 
 @pytest.mark.parametrize("swiglu", [None, ClampedSwiGLU(1.702, 0.5)], ids=str)
