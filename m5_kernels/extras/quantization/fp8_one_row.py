@@ -24,9 +24,9 @@ from m5_kernels.kernels.triton_or_twin import ceil_div, tl, triton
 
 from .fp8_weight import Fp8Weight, fp8_linear_torch
 
-TILE = LinearTile(2, 1024, 1)
-GATED_TILE = LinearTile(4, 1024, 2)
-"""Chosen on an H200 with the shapes of Qwen3-8B."""
+SHORT_ROW = 4096
+TILE, LONG_TILE = LinearTile(4, 1024, 2), LinearTile(2, 1024, 1)
+"""Of rows up to `SHORT_ROW`, and of longer ones: chosen on an H200 with the shapes of Qwen3-8B."""
 PARTS_AHEAD = 2
 """Parts of a row that are loaded before the hidden states are there. More delay other kernels."""
 
@@ -43,8 +43,8 @@ def one_row_fp8(
     if not len(hidden) or not launch.runs_triton(hidden):
         output = fp8_linear_torch(hidden, weight, bias)
         return silu_mul_torch(output) if is_gated else output
-    tile = tile or (GATED_TILE if is_gated else TILE)
     in_size = weight.values.shape[1]
+    tile = tile or (TILE if in_size <= SHORT_ROW else LONG_TILE)
     size = len(weight) // 2 if is_gated else len(weight)
     output = hidden.new_empty(1, size)
     num_programs = ceil_div(size, tile.columns // 2 if is_gated else tile.columns)
