@@ -2,7 +2,7 @@
 
 one token    route_one -> gate and up -> down -> combine                        4 launches
 more         router -> route -> sort -> gate and up -> down -> combine          6 launches
-             (the last one is fused with what follows: `combine_norm`)
+             without `combine` where the next norm sums the experts (`combine_norm`)
 on a CPU     torch, see `cpu_experts`
 """
 

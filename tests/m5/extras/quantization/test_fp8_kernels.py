@@ -78,7 +78,7 @@ def test_a_nan_stays_in_its_row(device: str) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("size", [(24, 37), (6, 1500)], ids=str)
+@pytest.mark.parametrize("size", [(24, 37), (6, 1500), (4, 4112)], ids=str)
 @pytest.mark.parametrize("is_gated", [False, True])
 def test_one_row(size: tuple[int, int], is_gated: bool, dtype: torch.dtype, device: str) -> None:
     weight = Fp8Weight(*size, dtype, device)
