@@ -57,6 +57,20 @@ def test_weights_go_to_their_places_in_each_architecture(family: str, tmp_path: 
         assert tokens_of(engine) == wanted
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantization", [None, "int8", "fp8"])
+def test_a_gpu_computes_what_the_file_has(quantization: str | None, tmp_path: Path) -> None:
+    model = build_tiny_model("llama", **SIZES)
+    write_gguf(tmp_path / "tiny.gguf", model)
+    settings: dict[str, Any] = {"quantization": quantization, "dtype": "float32"}
+    if quantization == "fp8":
+        settings["dtype"] = "bfloat16"
+    model = model.to("cuda", getattr(torch, settings["dtype"]))
+    wanted = tokens_of(m5_kernels.LLMEngine(model, **settings))
+    engine = m5_kernels.LLMEngine(str(tmp_path / "tiny.gguf"), device="cuda", **settings)
+    assert tokens_of(engine) == wanted
+
+
 def test_the_cache_of_converted_files_is_listed_and_cleared(tmp_path: Path, capsys: Any) -> None:
     write_gguf(tmp_path / "tiny.gguf", build_tiny_model("llama", **SIZES))
     load_model(tmp_path / "tiny.gguf", device="cpu")
