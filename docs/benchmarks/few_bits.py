@@ -155,10 +155,11 @@ def draw(record: str, path: str) -> None:
     for rate, style, name in zip(rates[3:], ("-", "--"), ("16 bits", "8 bits"), strict=True):
         axes.plot(all_rows, rate, style, color="#888888", linewidth=1)
         axes.text(all_rows[-1], rate[-1] * 1.12, f"limit of {name}", ha="right", size=9)
-    for rate, color, name in zip(rates, COLORS, ("bf16", "int8, any GPU", "fp8"), strict=False):
-        axes.plot(all_rows, rate, "o", color=color, markersize=5, label=name)
+    names = "bf16", "int8, any GPU", "fp8"
+    for rate, color, marker, name in zip(rates, COLORS, "os^", names, strict=False):
+        axes.plot(all_rows, rate, marker, color=color, markersize=6, label=name)
     axes.set(xscale="log", yscale="log", xlabel="rows of a step", xticks=all_rows)
-    axes.set_title("Products of Qwen3-8B's layers, TFLOP/s", loc="left", size=11)
+    axes.set_title("Products of Qwen3-8B's layers, TFLOP/s", loc="left", size=11, weight="bold")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.0f}"))
     axes.minorticks_off()

@@ -5,12 +5,16 @@ microseconds. With programmatic dependent launch (PDL; NVIDIA, from Hopper on) a
 the previous one still runs, and waits for it only where it calls `wait_for_previous`. So launching
 the kernel, and what it does before that call, cost no time.
 
-    one after the other   |== kernel 0 ==|    |== kernel 1 ==|    |== kernel 2 ==|
-    LATE                  |== kernel 0 ==|
-                                       |..|== kernel 1 ==|
-                                                       |..|== kernel 2 ==|
+    NEVER   |== kernel 0 ==|    |== kernel 1 ==|    |== kernel 2 ==|
+    LATE    |== kernel 0 ==|
+             |.............|== kernel 1 ==|
+                            |.............|== kernel 2 ==|
+    EARLY   |== kernel 0 ==|
+             |.............|== kernel 1 ==|
+              |...........................|== kernel 2 ==|
 
-The `Launch` of a step says which of the three it uses.
+Where there are dots a kernel loads weights, then waits. The `Launch` of a step says which of the
+three it uses.
 """
 
 from __future__ import annotations
@@ -44,9 +48,10 @@ def wait_for_previous(PDL: tl.constexpr = 1):
     once, may let the one after it start, and so on. So before this call, any number of earlier
     kernels may still run. Until then a kernel writes nothing, and reads only
 
-    - what no kernel of a step writes: weights, tables of cosines; - what describes the step:
-    positions, slots, lengths, block tables, sampling parameters. They were written before the
-    kernel for the embedding, which only starts when all before it have ended.
+    - what no kernel of a step writes: weights, tables of cosines;
+    - what describes the step: positions, slots, lengths, block tables, sampling parameters. They
+      were written before the kernel for the embedding, which only starts when all before it have
+      ended.
 
     After this call all earlier kernels are done: the previous one is done, and it has itself waited
     for the one before it. It is enough that one program of a kernel waits: others that have nothing

@@ -1,8 +1,9 @@
 """A layer's MLP of many experts, of which a token meets a few (vLLM: `FusedMoE`).
 
-one token    route_one -> gate and up -> down -> combine                        4 launches
-more         router -> route -> sort -> gate and up -> down -> combine          6 launches
-             without `combine` where the next norm sums the experts (`combine_norm`)
+one token    route_one -> gate and up -> down                        3 launches
+more         router -> route -> sort -> gate and up -> down          5 launches
+the sum      in the add and norm that follow, see `combine_norm`; with norms of another family
+             than llama's a launch of its own, `combine`
 on a CPU     torch, see `cpu_experts`
 """
 
