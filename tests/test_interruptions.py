@@ -65,9 +65,8 @@ def outcome(outputs: Iterable[RequestOutput]) -> dict[str, tuple[list[int], str 
     done: dict[str, tuple[list[int], str | None]] = {}
     for output in outputs:
         if output.finished:
-            assert output.text == word_tokenizer().decode(
-                output.token_ids, skip_special_tokens=True
-            )
+            shown = output.token_ids[: -1 if output.finish_reason == "stop" else None]
+            assert output.text == word_tokenizer().decode(shown, skip_special_tokens=True)
             done[output.request_id] = (output.token_ids, output.finish_reason)
     return done
 

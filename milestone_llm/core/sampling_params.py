@@ -53,7 +53,7 @@ class SamplingParams:
     stop: str | Sequence[str] = ()
     """Strings that end the text. None: none."""
     include_stop_str_in_output: bool = False
-    """Whether the text keeps the stop string that has ended it."""
+    """Whether the text keeps the stop string, or the token, that has ended it."""
     stop_token_ids: Sequence[int] = ()
     """Token ids that end the request, besides the model's EOS. None: none."""
     ignore_eos: bool = False

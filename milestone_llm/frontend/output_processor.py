@@ -73,13 +73,16 @@ class CompletionState:
         return None
 
     def take(self, output: EngineCoreOutput, now: float) -> None:
-        """Take in new tokens, up to the one that completes a stop string."""
+        """Take in new tokens, up to the one that completes a stop string. One that ends the output
+        itself (EOS, a stop token) is no part of the text, as in vLLM."""
+        hides_last = self._hides_last(output.finish_reason)
+        last = len(output.new_token_ids) - 1
         for place, token_id in enumerate(output.new_token_ids):
             if self.is_stopped:
                 break
             self.token_times.append(now)
             self.logprobs += output.new_logprobs[place : place + 1]
-            if self._detokenizer is not None:
+            if self._detokenizer is not None and not (hides_last and place == last):
                 self._detokenizer.append(token_id, self._may_stop(len(self.token_ids)))
             self.token_ids.append(token_id)
         if self.is_stopped:
@@ -102,11 +105,14 @@ class CompletionState:
     def repair(self) -> None:
         """Make the rest agree with `token_ids`, after an interruption anywhere."""
         self._drop_half_taken()
-        num_taken = len(self.token_ids)
-        if self._detokenizer is not None and not self._detokenizer.has_taken(num_taken):
-            self._detokenizer = self._detokenizer.fresh_copy()
-            for place, token_id in enumerate(self.token_ids):
-                self._detokenizer.append(token_id, self._may_stop(place))
+        num_taken, detokenizer = len(self.token_ids), self._detokenizer
+        # It lacks a last token that is no part of the text.
+        if detokenizer is None or any(map(detokenizer.has_taken, (num_taken - 1, num_taken))):
+            return
+        detokenizer = detokenizer.fresh_copy()
+        for place, token_id in enumerate(self.token_ids):
+            detokenizer.append(token_id, self._may_stop(place))
+        self._detokenizer = detokenizer
 
     def _drop_half_taken(self) -> None:
         num_taken = len(self.token_ids)
@@ -130,8 +136,13 @@ class CompletionState:
             return lambda: detokenizer.text[:num_shown]
         if tokenizer is not None:
             skips = self.params.skip_special_tokens
+            num_tokens -= self._hides_last(self.finish_reason)
             return lambda: decode_whole(tokenizer, self.token_ids[:num_tokens], skips)
         return str
+
+    def _hides_last(self, finish_reason: str | None) -> bool:
+        """Whether the last token has ended the output, and the text does not show it."""
+        return finish_reason == "stop" and not self.params.include_stop_str_in_output
 
     def _may_stop(self, num_tokens_before: int) -> bool:
         return num_tokens_before >= self.params.min_tokens

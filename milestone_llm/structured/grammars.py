@@ -40,6 +40,9 @@ _starting = threading.Lock()
 """Held while a thread with such a stack starts: Python has one size for all new threads."""
 MAX_COMPILED = 64
 """Most compiled grammars that are kept for later requests."""
+MAX_REGEX_PARTS = 100_000
+"""Most parts of a regex, as llguidance counts them: 1 for a plain character, 5 or more for an
+optional one. Time and memory grow with their square: 8,000 optional ones take a second."""
 
 _PRINTED = re.compile(r"\n(?:<non-verbose/>|\s*\d+ \| )")
 """Where the reason of an error ends."""
@@ -292,12 +295,17 @@ class Grammars:
         from llguidance import LLMatcher, LLParserLimits
 
         source = grammar_source(params)
-        limits = LLParserLimits(verbose_errors=False)
+        fuel = {} if params.regex is None else {"initial_lexer_fuel": MAX_REGEX_PARTS}
+        limits = LLParserLimits(verbose_errors=False, **fuel)
         matcher = _with_deep_stack(
             partial(LLMatcher, tokens, source.text, log_level=0, limits=limits)
         )
         if matcher.is_error():
-            raise cannot_use(_reason(matcher))
+            reason = _reason(matcher)
+            if "initial lexer" in reason or "initial_lexer" in reason:
+                most = f"{limits.initial_lexer_fuel:,}"
+                reason = f"its regular expressions have too many parts: at most {most} are taken"
+            raise cannot_use(reason)
         first = Grammar(matcher.deep_copy(), tokens)
         first.next_words()
         if first.problem:

@@ -98,6 +98,7 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
     _check_numbers(schema)
     _check_open_intervals(schema)
     _check_multiples(schema)
+    _check_patterns(schema)
     _check_end(schema_can_end(schema))
     options = schema.get("x-guidance", {})
     if not isinstance(options, dict):
@@ -196,6 +197,34 @@ def _check_multiples(schema: dict[str, Any]) -> None:
     if num_remainders > MAX_REMAINDERS:
         text = f"multipleOf makes {num_remainders:,} remainders; at most {MAX_REMAINDERS:,} "
         raise cannot_use(text + "are taken")
+
+
+def _check_patterns(schema: dict[str, Any]) -> None:
+    """Refuse an object whose patterns match no other names than those of `properties`: llguidance
+    allows a comma after the last of these, and then nothing."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    for each in _dicts(schema):
+        patterns, named = each.get("patternProperties"), each.get("properties")
+        if each.get("additionalProperties") is not False or not (patterns and named):
+            continue
+        if not (isinstance(patterns, dict) and isinstance(named, dict)):
+            continue  # llguidance refuses it
+        if False in patterns.values():  # it is left out
+            continue
+        others = {
+            "type": "object",
+            "properties": dict.fromkeys(named, False),
+            "patternProperties": dict.fromkeys(patterns, True),
+            "additionalProperties": False,
+            "x-guidance": {"whitespace_flexible": False},
+        }
+        matcher = LLMatcher(
+            LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(json.dumps(others)), log_level=0
+        )
+        if not matcher.is_error() and matcher.try_consume_tokens([*b'{"']) < 2:
+            text = "patternProperties match no names but those of properties: "
+            raise cannot_use(text + ", ".join(map(repr, patterns)))
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:

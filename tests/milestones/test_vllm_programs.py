@@ -126,6 +126,10 @@ greedy = dict(temperature=0, max_tokens=12, ignore_eos=True)
 tokens = llm.generate("ab", SamplingParams(**greedy))[0].outputs[0].token_ids
 stopped = llm.generate("ab", SamplingParams(stop_token_ids=[tokens[3]], **greedy))[0].outputs[0]
 assert stopped.stop_reason == tokens[3] and stopped.finish_reason == "stop"
+assert stopped.token_ids == tokens[: stopped.token_ids.index(tokens[3]) + 1]
+assert stopped.text == llm.tokenizer.decode(stopped.token_ids[:-1])
+kept = SamplingParams(stop_token_ids=[tokens[3]], include_stop_str_in_output=True, **greedy)
+assert llm.generate("ab", kept)[0].outputs[0].text == llm.tokenizer.decode(stopped.token_ids)
 assert llm.generate("ab", SamplingParams(**greedy))[0].outputs[0].stop_reason is None
 """,
     "special tokens": LLM_
@@ -134,6 +138,10 @@ params = dict(allowed_token_ids=[0], max_tokens=3)
 assert llm.generate("ab", SamplingParams(**params))[0].outputs[0].text == ""
 shown = llm.generate("ab", SamplingParams(skip_special_tokens=False, **params))[0].outputs[0]
 assert shown.text == "<pad><pad><pad>"
+end = dict(allowed_token_ids=[llm.tokenizer.eos_token_id], skip_special_tokens=False)
+assert llm.generate("ab", SamplingParams(**end))[0].outputs[0].text == ""
+kept = SamplingParams(include_stop_str_in_output=True, **end)
+assert llm.generate("ab", kept)[0].outputs[0].text == llm.tokenizer.eos_token
 """,
     "classes of tokens": LLM_
     + """

@@ -255,6 +255,21 @@ def test_a_call_that_cannot_be_is_refused(roomy, fields, param):
     assert refused.value.param == param
 
 
+def test_of_several_schemas_the_one_to_blame_is_named(roomy):
+    def refusal(*functions, **fields):
+        tools = [{"type": "function", "function": each} for each in functions]
+        with pytest.raises(openai.BadRequestError) as refused:
+            called(roomy, tools=tools, **fields)
+        return refused.value.param, refused.value.message
+
+    others = CLOCK["function"], WEATHER["function"]
+    strict = {**STRICT, "name": "strict"}
+    assert refusal(*others, strict) == refusal(strict, *others)
+    param, message = refusal(*others, strict)
+    assert param == "tools"
+    assert "tools: parameters of strict cannot" in message
+
+
 # --- words or a call ------------------------------------------------------------------------------
 
 

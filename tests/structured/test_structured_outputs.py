@@ -335,6 +335,34 @@ def test_numbers_that_a_grammar_would_change_are_refused(schema: Any) -> None:
         new_grammars().rule_of(params({"json": schema}))
 
 
+@pytest.mark.parametrize(
+    ("patterns", "is_refused"),
+    [
+        ({"^a$": {}}, True),
+        ({"^a$": {}, "^b$": {}}, True),
+        ({"^[ab]$": {}, "^c$": {}}, False),
+        ({"^a": {}}, False),
+        ({"^c": False}, False),
+    ],
+)
+def test_patterns_that_leave_no_other_name_are_refused(patterns: Any, is_refused: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {}, "b": {}}, "patternProperties": patterns}
+    wanted = {"json": {"type": "array", "items": {**schema, "additionalProperties": False}}}
+    if is_refused:
+        with pytest.raises(InputError, match="patternProperties"):
+            new_grammars().rule_of(params(wanted))
+    else:
+        new_grammars().rule_of(params(wanted))
+    new_grammars().rule_of(params({"json": schema}))
+
+
+def test_a_regex_with_too_many_parts_is_refused() -> None:
+    new_grammars().rule_of(params({"regex": "a?" * 1000 + "b" * 20_000}))
+    for count in (10_000, 30_000):
+        with pytest.raises(InputError, match="too many parts: at most 100,000"):
+            new_grammars().rule_of(params({"regex": "a?" * count}))
+
+
 def test_ordinary_numbers_are_taken() -> None:
     grammars = new_grammars()
     for schema in (

@@ -22,6 +22,7 @@ from .errors import ApiError
 from .structured import (
     Calls,
     ResponseFormat,
+    RulePart,
     StructuredOutputs,
     Tool,
     ToolChoice,
@@ -162,10 +163,20 @@ class Sampling(Body):
         return structured_params(self.response_format, self.structured_outputs)
 
     @property
-    def rule_param(self) -> str:
-        """Name of the field that constrains the answer's text."""
+    def words_param(self) -> str:
+        """Name of the field that constrains an answer in words."""
         is_free = self.response_format is None or self.response_format.type == "text"
         return "structured_outputs" if is_free else "response_format"
+
+    @property
+    def rule_param(self) -> str:
+        """Name of the field that constrains the answer's text."""
+        return self.words_param
+
+    def rule_parts(self) -> list[RulePart]:
+        """Return the parts of the constraint, for an error that names the one to blame."""
+        words = structured_params(self.response_format, self.structured_outputs)
+        return [RulePart(self.words_param, self.words_param, words)] if words else []
 
     @property
     def wants_usage_event(self) -> bool:
@@ -339,7 +350,11 @@ class ChatRequest(Sampling):
     @property
     def rule_param(self) -> str:
         """Name of the field that constrains the answer's text."""
-        return "tools" if self.calls else super().rule_param
+        return "tools" if self.calls else self.words_param
+
+    def rule_parts(self) -> list[RulePart]:
+        """Return the parts of the constraint, for an error that names the one to blame."""
+        return super().rule_parts() + (self.calls.rule_parts() if self.calls else [])
 
     @cached_property
     def calls(self) -> Calls | None:

@@ -76,9 +76,9 @@ class ResponsesChat(ChatRequest):
         return {**super().encoding(), "param": "input"}
 
     @property
-    def rule_param(self) -> str:
-        """Name of the field that constrains the answer's text."""
-        param = super().rule_param
+    def words_param(self) -> str:
+        """Name of the field that constrains an answer in words."""
+        param = super().words_param
         return "text" if param == "response_format" else param
 
 

@@ -165,7 +165,7 @@ class Service:
         self._tell_of_tools(body)
         room = max(1, self.max_model_len - len(token_ids[0]))
         params = body.params(room, key_salt, self._writing)
-        await self._check_rule(params, body.rule_param)
+        await self._check_rule(params, body)
         return token_ids, params
 
     def _tell_of_tools(self, body: CompletionRequest | ChatRequest) -> None:
@@ -230,23 +230,32 @@ class Service:
                 self.page.name(name, text)
         request.start(requests, is_stream, body.deadline, body.rule_param)
 
-    async def _check_rule(self, params: SamplingParams, param: str) -> None:
+    async def _check_rule(
+        self, params: SamplingParams, body: CompletionRequest | ChatRequest
+    ) -> None:
         """Compile the grammar that constrains the answer, if there is one.
 
-        Args:
-            param: name of the field that has it.
-
         Raises:
-            ApiError: it cannot be compiled.
+            ApiError: it cannot be compiled. The message names the part that cannot be.
         """
         if params.structured_outputs is None:
             return
-        run = asyncio.get_running_loop().run_in_executor
         try:
-            await run(self._compiling, self._grammars.rule_of, params)
-        except InputError as error:
-            text = str(error).replace("structured outputs", param, 1)
+            await self._compile(params)
+        except InputError as refusal:
+            error, param, name = refusal, body.rule_param, body.rule_param
+            for part in body.rule_parts():
+                try:
+                    await self._compile(SamplingParams(structured_outputs=part.params))
+                except InputError as of_part:
+                    error, param, name = of_part, part.param, part.name
+                    break
+            text = str(error).replace("structured outputs", name, 1)
             raise ApiError(400, text, param=param) from None
+
+    async def _compile(self, params: SamplingParams) -> None:
+        run = asyncio.get_running_loop().run_in_executor
+        await run(self._compiling, self._grammars.rule_of, params)
 
     # -- tokens and text, figures ------------------------------------------------------------
 

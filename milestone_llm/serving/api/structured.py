@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -133,6 +133,16 @@ def structured_params(
     return _params("response_format", **given) if given else None
 
 
+class RulePart(NamedTuple):
+    """A part of the constraint on an answer's text that has a schema of its own."""
+
+    param: str
+    """Field of the body that has it."""
+    name: str
+    """What errors call it."""
+    params: StructuredOutputsParams
+
+
 @dataclass(frozen=True)
 class Calls:
     """The calls that an answer may have."""
@@ -168,6 +178,17 @@ class Calls:
         functions = [(each.name, _arguments(each)) for each in self.functions]
         grammar = writing.grammar(functions, self.is_required, self.is_parallel, schema)
         return _params("tools", grammar=grammar)
+
+    def rule_parts(self) -> list[RulePart]:
+        """Return the schemas of the functions' arguments."""
+        return [
+            RulePart(
+                "tools",
+                f"tools: parameters of {each.name}",
+                _params("tools", json=_arguments(each)),
+            )
+            for each in self.functions
+        ]
 
 
 def calls_of(
