@@ -129,3 +129,21 @@ def test_after_an_interruption_the_processor_says_what_it_has_and_takes_the_rest
     assert (output.token_ids, output.text.strip()) == ([5, 6, 7], as_text([5, 6]))
     assert len(output.metrics.token_times) == 3
     assert following.processor.repair() == {}
+
+
+def test_the_token_that_ends_an_output_is_in_no_text_after_an_interruption(monkeypatch):
+    following = Following()
+    following.process(5)
+    (completion,) = following.state.completions
+
+    def interrupted(reason: str) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(completion, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            following.process(6, 7, reason="stop")
+    assert following.processor.repair() == {"a": 3}
+    following.process(reason="stop")
+    output = following.state.snapshot()
+    assert (output.token_ids, output.text.strip()) == ([5, 6, 7], as_text([5, 6]))
