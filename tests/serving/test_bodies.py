@@ -189,6 +189,8 @@ def test_fields_of_vllm_for_tokens_and_texts_reach_the_engine(m4):
     assert choice(allowed_token_ids=[0])["text"] == ""
     shown = choice(allowed_token_ids=[0], skip_special_tokens=False)
     assert (shown["text"], "stop_reason" in shown) == ("<pad>" * 4, False)
+    named = choice(allowed_token_ids=[0], skip_special_tokens=False, logprobs=0)["logprobs"]
+    assert (named["tokens"], named["text_offset"]) == (["<pad>"] * 4, [0, 5, 10, 15])
     kept = choice(stop=text[1], include_stop_str_in_output=True)
     assert (kept["text"], kept["stop_reason"]) == (text[: text.index(text[1]) + 1], text[1])
 

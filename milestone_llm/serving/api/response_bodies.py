@@ -225,7 +225,9 @@ class ResponseBodies:
         """Return the tokens that have not been sent."""
         shown = self._shown[index]
         if shown.texts is None:
-            shown.texts, shown.text_offset = TokenTexts(self._vocabulary), len(self._prompts[index])
+            skips = self._request.states[0].params.skip_special_tokens
+            shown.texts = TokenTexts(self._vocabulary, skips)
+            shown.text_offset = len(self._prompts[index])
         new, tokens = slice(shown.num_tokens, None), []
         for token_id, logprobs in zip(
             completion.token_ids[new], (completion.logprobs or [])[new], strict=True

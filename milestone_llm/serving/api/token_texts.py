@@ -52,7 +52,7 @@ class Vocabulary:
         if self.tokenizer is None:
             return TokenText(f"token_id:{token_id}", "", b"")
         special, own_bytes = self._facts_of(token_id)
-        if special:
+        if special and not added:
             return TokenText(special, "", b"")
         # Half a character before it, which nothing will complete, is added with it.
         spelled = added.lstrip(HALF).encode() if own_bytes is None else own_bytes
@@ -77,12 +77,18 @@ class Vocabulary:
 
 
 class TokenTexts:
-    """Names the tokens of one text, from its beginning."""
+    """Names the tokens of one text, from its beginning.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    Args:
+        skip_special_tokens: Whether the text leaves special tokens out.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool = True) -> None:
         self._vocabulary = vocabulary
         tokenizer = vocabulary.tokenizer
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, ())
+        self._detokenizer = None
+        if tokenizer is not None:
+            self._detokenizer = Detokenizer(tokenizer, (), skip_special_tokens)
 
     def take(self, token_id: int, others: Iterable[int]) -> dict[int, TokenText]:
         """Take the next token. Return what it and others are called that could have come
