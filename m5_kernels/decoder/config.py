@@ -72,8 +72,8 @@ class DecoderConfig:
         family = FAMILIES[name]
 
         def read(*names: str, default: Any = None) -> Any:
-            """Return the first of these fields that the config has, and that is not None."""
-            values = (getattr(config, name, None) for name in names)
+            """Return the first of these fields that the family has, and that is not None."""
+            values = (_field(config, name) for name in names)
             return next((value for value in values if value is not None), default)
 
         hidden_size, num_q_heads = config.hidden_size, config.num_attention_heads
@@ -92,7 +92,7 @@ class DecoderConfig:
             f"activation {activation!r}": activation not in family.activations,
             **{f"rope_type {kind!r}": kind not in ROPE_TYPES for kind in rope_types},
             f"partial_rotary_factor {partial}": not family.is_partial and partial != 1,
-            "quantized weights": read("quantization_config") is not None,
+            f"weights quantized by {_quantizer(config)!r}": _quantizer(config) is not None,
             f"pretraining_tp {pretraining_tp}": pretraining_tp != 1,
             "norms of what yarn has scaled": family.qk_norm == "rotated" and "yarn" in rope_types,
             "scores by the number of the layer": bool(read("scale_attn_by_inverse_layer_idx")),
@@ -104,7 +104,8 @@ class DecoderConfig:
             "soft-capping of scores": read("attn_logit_softcapping") is not None,
             "soft-capping of logits": read("final_logit_softcapping") is not None,
             "clipped queries, keys and values": read("clip_qkv") is not None,
-            "attention in both directions": bool(read("use_bidirectional_attention")),
+            "attention in both directions": bool(read("use_bidirectional_attention"))
+            or not getattr(config, "is_causal", True),
             f"{num_q_heads} heads over {num_kv_heads} of keys": num_q_heads % num_kv_heads != 0,
             f"rms_norm_eps {epsilon}": not 0 <= epsilon < math.inf,
         }
@@ -181,7 +182,26 @@ def is_fusible(config: Any) -> bool:
 
 def has_experts(config: Any) -> bool:
     """Return whether a token chooses among several MLPs of a layer."""
-    return bool(getattr(config, "num_experts_per_tok", None))
+    return bool(_field(config, "num_experts_per_tok"))
+
+
+def _field(config: Any, name: str) -> Any:
+    """Return a field of a config; None if the family has no such field.
+
+    A file may have any fields. Hugging Face's modules do not read those that their family has not.
+    """
+    kind = type(config)
+    is_known = hasattr(kind, kind.attribute_map.get(name, name))
+    return getattr(config, name, None) if is_known else None
+
+
+def _quantizer(config: Any) -> str | None:
+    """Return the method that quantized a checkpoint's weights; None if none did."""
+    fields = getattr(config, "quantization_config", None)
+    if fields is None:
+        return None
+    method = fields.get("quant_method") if isinstance(fields, dict) else fields.quant_method
+    return str(getattr(method, "value", method))  # of a ready model it is an enum's member
 
 
 def rope_tables(config: Any, max_positions: int | None = None) -> torch.Tensor:
@@ -246,11 +266,7 @@ def _ropes(config: Any, family: Family) -> tuple[int, ...]:
 
 def _windows(config: Any, family: Family) -> tuple[int | None, ...]:
     window = getattr(config, "sliding_window", None)
-    if (
-        family.windows == "none"
-        or window is None
-        or not getattr(config, "use_sliding_window", True)
-    ):
+    if family.windows == "none" or not window:
         return (None,) * config.num_hidden_layers
     if family.windows == "all":
         return (window,) * config.num_hidden_layers

@@ -15,7 +15,7 @@ from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
 import m5_kernels
 from helpers.engines import greedy, hf_generate, make_engine, random_prompts
 from helpers.m5_models import hf_logits, logits_of_steps, rounded
-from m5_kernels.decoder.config import DecoderConfig
+from m5_kernels.decoder.config import DecoderConfig, has_experts
 from m5_kernels.decoder.decoder import FusedDecoder
 from m5_kernels.decoder.families import FAMILIES
 from m5_kernels.extras.experts.config import FAMILIES as WITH_EXPERTS
@@ -120,6 +120,7 @@ def test_in_eight_bits_logits_are_those_of_scale_times_integers(case: str) -> No
 def test_what_a_family_has_and_the_table_does_not_say_is_refused_by_name() -> None:
     for family, overrides, named in (
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "soft-capping of scores"),
+        ("llama", {"is_causal": False}, "attention in both directions"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scores by the number of the layer"),
         ("opt", {"do_layer_norm_before": False}, "norms after the addition"),
         ("opt", {"word_embed_proj_dim": 32}, "an embedding of another size"),
@@ -131,6 +132,29 @@ def test_what_a_family_has_and_the_table_does_not_say_is_refused_by_name() -> No
             setattr(config, name, value)
         with pytest.raises(InputError, match=named):
             DecoderConfig.from_hf(config)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {"logit_scale": 0.5, "num_experts_per_tok": 2}),
+        ("mistral", {"use_sliding_window": False, "attention_bias": True}),
+        ("gemma3_text", {"use_sliding_window": False, "use_qk_norm": False, "mlp_bias": True}),
+        ("cohere2", {"rms_norm_eps": 0.5}),
+        ("gpt2", {"hidden_act": "relu", "attn_logit_softcapping": 2.0}),
+        ("opt", {"hidden_act": "gelu_new", "layer_norm_eps": 0.5}),
+    ],
+)
+@torch.inference_mode()
+def test_a_field_of_other_families_changes_nothing(family: str, fields: dict[str, Any]) -> None:
+    """A config.json may have any fields. Hugging Face's modules do not read these."""
+    model = build_small_model(family, **fields)
+    ids = torch.randint(4, 199, (2, 40), generator=torch.Generator().manual_seed(0))
+    expected = hf_logits(model, ids)
+    assert not has_experts(model.config)
+    for seq, logits in enumerate(logits_of_steps(model, ids, "cpu", is_int8=False)):
+        wanted = expected[seq][: len(logits)]
+        torch.testing.assert_close(logits, wanted, rtol=1e-3, atol=1e-3)
 
 
 def test_the_lesson_alone_does_not_compute_what_needs_other_operations() -> None:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import GPTQConfig
 
 import m4_prefix_chunked
 import m5_kernels
 from helpers.engines import assert_empty, greedy, hf_generate, make_engine, random_prompts
 from helpers.m5_models import rounded, with_biases
-from m5_kernels.decoder.load import load_fused_decoder
-from m5_kernels.decoder.ops import DecoderOps
+from m5_kernels.decoder.load import load_decoder, load_fused_decoder
+from m5_kernels.decoder.ops import LESSON, DecoderOps
 from m5_kernels.extras.quantization.hopper_int8_tiles import (
     COPY_REGISTERS,
     H200_INT8,
@@ -207,9 +208,12 @@ def test_what_cannot_be_rounded_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r'quantization="int8": no fused decoder for .cohere'):
         m5_kernels.LLMEngine(build_small_model("cohere"), quantization="int8")
     model = build_tiny_model("llama")
-    model.config.quantization_config = {"quant_method": "gptq", "bits": 4}
-    with pytest.raises(ValueError, match=r'quantization="int8": .* quantized weights of llama'):
-        m5_kernels.LLMEngine(model, quantization="int8")
+    for fields in ({"quant_method": "gptq", "bits": 4}, GPTQConfig(bits=4)):
+        model.config.quantization_config = fields
+        with pytest.raises(ValueError, match=r'quantization="int8": .* quantized by .gptq. '):
+            m5_kernels.LLMEngine(model, quantization="int8")
+        with pytest.raises(ValueError, match=r"quantized by .gptq. "):  # as when GPUs share it
+            load_decoder(model, model, 64, torch.device("cpu"), LESSON, is_whole=False)
     with pytest.raises(ValueError, match=r"quantization must be .*, got 'int4'"):
         m5_kernels.LLMEngine("tiny-llama", quantization="int4")
 
