@@ -117,6 +117,8 @@ class LLMEngine(BaseEngine):
             runner_over(cache, wanted_len).launch(plan).wait()
 
         layers = LayerGroups.of_config(loaded.model.config)
+        if isinstance(decoder, FusedDecoder):  # a file may name a window that its family has not
+            layers = LayerGroups.of_windows(decoder.config.windows)
         layers = layers.usable(config, wanted_len, group.size)
         memory = fit_kv_memory(
             loaded.model, config, wanted_len, run_once, USEFUL_KV,

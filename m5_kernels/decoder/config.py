@@ -77,8 +77,9 @@ class DecoderConfig:
             return next((value for value in values if value is not None), default)
 
         hidden_size, num_q_heads = config.hidden_size, config.num_attention_heads
-        num_kv_heads = read("num_key_value_heads", default=num_q_heads)
-        head_dim = read("head_dim", default=hidden_size // num_q_heads)
+        # Hugging Face's modules and KV cache read these two, even if the family has no such field.
+        num_kv_heads = getattr(config, "num_key_value_heads", None) or num_q_heads
+        head_dim = getattr(config, "head_dim", None) or hidden_size // num_q_heads
         epsilon = read(
             "rms_norm_eps", "norm_epsilon", "layer_norm_epsilon", "layer_norm_eps", default=1e-5
         )

@@ -141,6 +141,7 @@ def test_what_a_family_has_and_the_table_does_not_say_is_refused_by_name() -> No
         ("mistral", {"use_sliding_window": False, "attention_bias": True}),
         ("gemma3_text", {"use_sliding_window": False, "use_qk_norm": False, "mlp_bias": True}),
         ("cohere2", {"rms_norm_eps": 0.5}),
+        ("phi3", {"head_dim": 32, "use_sliding_window": False}),
         ("gpt2", {"hidden_act": "relu", "attn_logit_softcapping": 2.0}),
         ("opt", {"hidden_act": "gelu_new", "layer_norm_eps": 0.5}),
     ],
@@ -155,6 +156,16 @@ def test_a_field_of_other_families_changes_nothing(family: str, fields: dict[str
     for seq, logits in enumerate(logits_of_steps(model, ids, "cpu", is_int8=False)):
         wanted = expected[seq][: len(logits)]
         torch.testing.assert_close(logits, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_window_that_a_family_has_not_frees_no_block(tmp_path: Path) -> None:
+    model, prompts = build_small_model("llama"), random_prompts((3, 40))
+    wanted = [hf_generate(rounded(model), each, 8, eos_token_id=199) for each in prompts]
+    model.config.sliding_window = 5
+    model.save_pretrained(tmp_path)
+    fields = {"quantization": "int8", "dtype": "float32", "max_model_len": 64, "block_size": 4}
+    outputs = make_engine(m5_kernels, str(tmp_path), **fields).generate(prompts, greedy(8))
+    assert [each.token_ids for each in outputs] == wanted
 
 
 def test_the_lesson_alone_does_not_compute_what_needs_other_operations() -> None:
