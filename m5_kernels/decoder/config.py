@@ -108,6 +108,7 @@ class DecoderConfig:
             "attention in both directions": bool(read("use_bidirectional_attention"))
             or not getattr(config, "is_causal", True),
             f"{num_q_heads} heads over {num_kv_heads} of keys": num_q_heads % num_kv_heads != 0,
+            f"{config.num_hidden_layers} layers": config.num_hidden_layers < 1,
             f"rms_norm_eps {epsilon}": not 0 <= epsilon < math.inf,
         }
         for feature, is_present in refusals.items():

@@ -10,7 +10,7 @@ the decoder's logits are compared with the model's, for prompts of a few tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -238,19 +238,25 @@ def _read_files(decoder: FusedDecoder, source: str, model: PreTrainedModel) -> N
         decoder.load_randomly()
         return
     files = safetensors_files(place)
-    join = decoder.ops.linear.joined
     known = {*decoder.slices(), "lm_head.weight"}
+
+    def read() -> Iterator[tuple[str, Any]]:
+        """Yield the weights. Some files, those of GPT-2 for one, leave the prefix of names out."""
+        for name, weight in decoder.ops.linear.joined(read_safetensors(files)):
+            full = f"{model.base_model_prefix}.{name}"
+            yield (full if decoder.name_of(full) in known else name), weight
+
     try:
-        names = {decoder.name_of(name) for name, _ in join(read_safetensors(files))}
+        names = {name for name, _ in read()}
     except SafetensorError as error:
         raise InputError(
             f"cannot load {source}: a safetensors file is damaged ({error})"
         ) from error
-    unread = {name for name in names - known if not is_passed_over(name, model)}
-    check_unread(source, unread, model)
-    weights = join(read_safetensors(files))
+    names_there = model.state_dict().keys()  # the decoder refuses what it alone does not know
+    unread = {name for name in names - names_there if decoder.name_of(name) not in known}
+    check_unread(source, {name for name in unread if not is_passed_over(name, model)}, model)
     wanted: Iterable[tuple[str, Any]] = (
-        (name, weight) for name, weight in weights if decoder.name_of(name) in known
+        (name, weight) for name, weight in read() if name not in unread
     )
     if has_bar(files):
         wanted = track(wanted, f"Loading {place}", console=Console(stderr=True), total=len(names))

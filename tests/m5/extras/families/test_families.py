@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import (
     HunYuanDenseV1RotaryEmbedding,
 )
@@ -120,6 +121,7 @@ def test_in_eight_bits_logits_are_those_of_scale_times_integers(case: str) -> No
 def test_what_a_family_has_and_the_table_does_not_say_is_refused_by_name() -> None:
     for family, overrides, named in (
         ("gemma3_text", {"attn_logit_softcapping": 50.0}, "soft-capping of scores"),
+        ("llama", {"num_hidden_layers": 0}, "0 layers"),
         ("llama", {"is_causal": False}, "attention in both directions"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scores by the number of the layer"),
         ("opt", {"do_layer_norm_before": False}, "norms after the addition"),
@@ -174,15 +176,27 @@ def test_the_lesson_alone_does_not_compute_what_needs_other_operations() -> None
         FusedDecoder(config, torch.zeros(1, 8, 16), torch.float32, "cpu")
 
 
-@pytest.mark.parametrize("family", ["phi3", "gpt2"])
-def test_files_are_read_by_their_own_names(family: str, tmp_path: Path) -> None:
-    """In eight bits weights come from the files: merged or transposed, one at a time."""
+@pytest.mark.parametrize(
+    ("family", "prefix"),
+    [("phi3", ""), ("gpt2", ""), ("gpt2", "transformer."), ("apertus", "")],
+)
+def test_files_are_read_by_their_own_names(
+    family: str, prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In eight bits weights come from the files: merged or transposed, one at a time.
+
+    prefix: which those of GPT-2 on the hub leave out.
+    """
     model, prompts = build_small_model(family), random_prompts((3, 21))
     model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = {name.removeprefix(prefix): each for name, each in load_file(file).items()}
+    save_file(weights, file, metadata={"format": "pt"})
     tokens = []
     for source, fields in ((str(tmp_path), {"dtype": "float32"}), (model, {})):
         engine = make_engine(m5_kernels, source, quantization="int8", max_model_len=64, **fields)
         tokens.append([each.token_ids for each in engine.generate(prompts, greedy(8))])
     assert tokens[0] == tokens[1]
+    assert "does not read" not in caplog.text
     with pytest.raises(InputError, match=f"matrices of {family} are not kept"):
         make_engine(m5_kernels, model, quantization="gguf")
