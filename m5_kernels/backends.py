@@ -203,7 +203,8 @@ def _experts(
     routed = RoutedExperts(
         experts.sparse_layers, max_tokens, routing.num_experts, routing.top_k, device
     )
-    create, ops = CreateMLP(experts, routed=routed), chosen.ops
+    create = CreateMLP(experts, routed=routed)
+    ops = chosen.ops
     if runs_no_kernels(device):
         from .extras.experts.cpu_experts import cpu_experts
 

@@ -116,9 +116,10 @@ class LLMEngine(BaseEngine):
         def run_once(cache: BlockCache, plan: StepPlan) -> None:
             runner_over(cache, wanted_len).launch(plan).wait()
 
-        layers = LayerGroups.of_config(loaded.model.config)
         if isinstance(decoder, FusedDecoder):  # a file may name a window that its family has not
             layers = LayerGroups.of_windows(decoder.config.windows)
+        else:
+            layers = LayerGroups.of_config(loaded.model.config)
         layers = layers.usable(config, wanted_len, group.size)
         memory = fit_kv_memory(
             loaded.model, config, wanted_len, run_once, USEFUL_KV,

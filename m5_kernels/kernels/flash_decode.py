@@ -162,7 +162,8 @@ def flash_decode(
 
 
 def has_many_tiles(block_table: torch.Tensor, block_size: int, workspace: DecodeWorkspace) -> bool:
-    """Return whether shares of that many tiles need 64 bits, whose division is a subroutine."""
+    """Return whether the numbers that shares are computed from need 64 bits. Dividing those takes
+    many instructions."""
     num_seqs, max_blocks = block_table.shape
     most_tiles = num_seqs * (max_blocks * block_size // workspace.tile.tokens + 1)
     return most_tiles * (workspace.programs_per_head + 1) >= 2**31

@@ -110,10 +110,16 @@ def _rms_norm_kernel(
         total = row.to(tl.float32) + tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
         row = total.to(row.dtype)
     tl.store(pointers, row, mask=mask)
+    normed = norm_of_row(row, weights, epsilon, HIDDEN_SIZE)
+    tl.store(output + token * HIDDEN_SIZE + columns, normed, mask=mask)
+
+
+@triton.jit
+def norm_of_row(row, weights, epsilon, HIDDEN_SIZE: tl.constexpr):
+    """Return the RMSNorm of a row, whose elements past HIDDEN_SIZE are zeros. weights: fp32."""
     values = row.to(tl.float32)
     scale = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN_SIZE + epsilon)
-    scaled = (values * scale).to(row.dtype).to(tl.float32)
-    tl.store(output + token * HIDDEN_SIZE + columns, (scaled * weights).to(row.dtype), mask=mask)
+    return ((values * scale).to(row.dtype).to(tl.float32) * weights).to(row.dtype)
 
 
 def rms_norm_torch(hidden: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:

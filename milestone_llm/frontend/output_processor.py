@@ -106,8 +106,9 @@ class CompletionState:
         """Make the rest agree with `token_ids`, after an interruption anywhere."""
         self._drop_half_taken()
         num_taken, detokenizer = len(self.token_ids), self._detokenizer
-        # It lacks a last token that is no part of the text.
-        if detokenizer is None or any(map(detokenizer.has_taken, (num_taken - 1, num_taken))):
+        if detokenizer is None or detokenizer.has_taken(num_taken):
+            return
+        if detokenizer.has_taken(num_taken - 1):  # the last token is no part of the text
             return
         detokenizer = detokenizer.fresh_copy()
         for place, token_id in enumerate(self.token_ids):

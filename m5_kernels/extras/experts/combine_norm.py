@@ -17,6 +17,7 @@ import torch
 
 from m5_kernels.kernels.launch import Launch
 from m5_kernels.kernels.pdl import wait_for_previous
+from m5_kernels.kernels.rms_norm import norm_of_row
 from m5_kernels.kernels.triton_or_twin import next_power_of_2, tl, triton
 
 
@@ -83,13 +84,10 @@ def _combine_norm_kernel(
         pair = outputs + (token * TOP_K + choice) * HIDDEN_SIZE + columns
         total += tl.load(pair, mask=mask, other=0.0).to(tl.float32)
     if shared is not None:
-        total += tl.load(shared + token * HIDDEN_SIZE + columns, mask=mask, other=0.0).to(
-            tl.float32
-        )
+        row = tl.load(shared + token * HIDDEN_SIZE + columns, mask=mask, other=0.0)
+        total += row.to(tl.float32)
     total = total.to(before.dtype).to(tl.float32) + before.to(tl.float32)
     row = total.to(before.dtype)
     tl.store(pointers, row, mask=mask)
-    values = row.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN_SIZE + epsilon)
-    scaled = (values * scale).to(row.dtype).to(tl.float32)
-    tl.store(output + token * HIDDEN_SIZE + columns, (scaled * weights).to(row.dtype), mask=mask)
+    normed = norm_of_row(row, weights, epsilon, HIDDEN_SIZE)
+    tl.store(output + token * HIDDEN_SIZE + columns, normed, mask=mask)

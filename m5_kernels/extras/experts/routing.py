@@ -253,8 +253,8 @@ def choose_experts(
         better = _is_better(group_scores, group) & is_first[None, :]
         group_rank = tl.sum(better.to(tl.int32), 1)
         choice = tl.where(is_expert & (group_rank < TOP_GROUPS), choice, -float("inf"))
-    # A key sorts like a score. A warp finds the best of 32 bits with one instruction, and then the
-    # lowest expert that has it.
+    # A key sorts like a score. It has 32 bits: a warp finds the best of those with one instruction,
+    # and with another the lowest expert that has it.
     bits = (choice + 0.0).to(tl.int32, bitcast=True)
     keys = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     ranks = tl.full([EXPERTS], TOP_K, tl.int32)

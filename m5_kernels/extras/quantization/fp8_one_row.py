@@ -25,10 +25,13 @@ from m5_kernels.kernels.triton_or_twin import ceil_div, tl, triton
 from .fp8_weight import Fp8Weight, fp8_linear_torch
 
 SHORT_ROW = 4096
-TILE, LONG_TILE = LinearTile(4, 1024, 2), LinearTile(2, 1024, 1)
-"""Of rows up to `SHORT_ROW`, and of longer ones: chosen on an H200 with the shapes of Qwen3-8B."""
-PARTS_AHEAD = 2
-"""Parts of a row that are loaded before the hidden states are there. More delay other kernels."""
+"""Most weights of a short row."""
+TILE = LinearTile(4, 1024, 2)
+"""The tile of short rows. It was chosen on an H200 with the shapes of Qwen3-8B, as the next one."""
+LONG_TILE = LinearTile(2, 1024, 1)
+PARTS_AHEAD = tl.constexpr(2)
+"""Parts of a row that are loaded before the hidden states are there. With more, the small kernels
+before this one take longer."""
 
 
 def one_row_fp8(
@@ -55,7 +58,6 @@ def one_row_fp8(
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         IS_GATED=is_gated,
-        AHEAD=PARTS_AHEAD,
         num_warps=tile.num_warps,
         **launch.pdl_options(),
     )  # fmt: skip
@@ -70,7 +72,6 @@ def _one_row_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     IS_GATED: tl.constexpr,
-    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     OUTPUTS: tl.constexpr = COLUMNS // 2 if IS_GATED else COLUMNS
@@ -85,14 +86,14 @@ def _one_row_kernel(
         biases = tl.load(bias + columns).to(tl.float32)
     parts = tl.tuple(())
     for start in tl.static_range(0, IN_SIZE, DEPTH):
-        if start < AHEAD * DEPTH:
+        if start < PARTS_AHEAD * DEPTH:
             parts += (_load_part(rows, start, depth, IN_SIZE, DEPTH),)
     wait_for_previous(PDL)  # the loads of the first parts of the weight are in flight by now
     each = tl.arange(0, DEPTH // 2)
     halves = tl.max_contiguous(each // 8 * 16 + each % 8, 8)
     sums = tl.zeros([COLUMNS, DEPTH // 16], dtype=tl.float32)
     for start in tl.static_range(0, IN_SIZE, DEPTH):
-        if start < AHEAD * DEPTH:
+        if start < PARTS_AHEAD * DEPTH:
             w = parts[start // DEPTH]
         else:
             w = _load_part(rows, start, depth, IN_SIZE, DEPTH)

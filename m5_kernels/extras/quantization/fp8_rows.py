@@ -21,7 +21,7 @@ import torch
 
 from m5_kernels.kernels.launch import PLAIN, Launch
 from m5_kernels.kernels.pdl import wait_for_previous
-from m5_kernels.kernels.rms_norm import add_rms_norm_torch
+from m5_kernels.kernels.rms_norm import add_rms_norm_torch, norm_of_row
 from m5_kernels.kernels.silu_mul import gated, silu_mul_torch
 from m5_kernels.kernels.triton_or_twin import next_power_of_2, tl, triton
 
@@ -166,9 +166,7 @@ def _add_norm_kernel(
     total = row + tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
     total = total.to(residual.dtype.element_ty)
     tl.store(pointers, total, mask=mask)
-    total_fp32 = total.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(total_fp32 * total_fp32, 0) / HIDDEN_SIZE + epsilon)
-    normed = ((total_fp32 * scale).to(total.dtype).to(tl.float32) * weights).to(total.dtype)
+    normed = norm_of_row(total, weights, epsilon, HIDDEN_SIZE)
     places = output + token * HIDDEN_SIZE + columns
     if scales is None:
         tl.store(places, normed, mask=mask)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from m5_kernels.kernels.launch import PLAIN, Launch
 from m5_kernels.kernels.pdl import wait_for_previous
+from m5_kernels.kernels.rms_norm import norm_of_row
 from m5_kernels.kernels.triton_or_twin import next_power_of_2, tl, triton
 
 NUM_BUFFERS = 3
@@ -131,11 +132,8 @@ def _all_reduce_norm_kernel(
     total += tl.load(sums, mask=mask, other=0.0).to(tl.float32)
     total_row = total.to(row.dtype)
     tl.store(sums, total_row, mask=mask)
-    values = total_row.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(values * values, 0) / HIDDEN_SIZE + epsilon)
-    scaled = (values * scale).to(row.dtype).to(tl.float32)
     place = output + token.to(tl.int64) * HIDDEN_SIZE + columns
-    tl.store(place, (scaled * weights).to(row.dtype), mask=mask)
+    tl.store(place, norm_of_row(total_row, weights, epsilon, HIDDEN_SIZE), mask=mask)
 
 
 @triton.jit
