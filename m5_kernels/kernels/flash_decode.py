@@ -16,8 +16,9 @@ each of its programs leaves a partial sum with its log-sum-exp. A program leaves
 its first and its last sequence. The last program of a sequence to finish merges them, always in
 program order, so the result doesn't depend on which program finishes first. The kernel computes the
 shares from `context_lens`. So the grid is fixed, which a CUDA graph needs, and the work is balanced
-for any mix of lengths. Each KV head has its own set of programs. The query heads that share it are
-the rows of one matrix product, so KV is read once.
+for any mix of lengths. Each KV head has its own programs. The query heads that share it are the
+rows of one matrix product, so KV is read once. Only if there are few sequences, the query heads of
+a KV head are dealt to several sets of programs (`sets_of_kv_head`).
 
 It saves idle multiprocessors (compared with a program per sequence), a second launch (compared with
 a separate reduce), and repeated KV reads (compared with a program per query head).
@@ -39,6 +40,8 @@ from .triton_or_twin import HAS_PTX, next_power_of_2, num_multiprocessors, tl, t
 
 MIN_ROWS = 16
 """Rows of the smallest matrix product."""
+MOST_SETS = 4
+"""Most sets of programs that share a KV head."""
 FLOOR = tl.constexpr(-1e30)
 """Below every score: the maximum of no scores. With -inf, a difference of two would be NaN."""
 
@@ -49,8 +52,8 @@ class DecodeWorkspace:
 
     partial_output: fp32 `[2 * num_programs, num_heads, head_dim_pad]`, where num_heads is the
     number of query heads of a KV head, rounded up to a power of two. partial_lse: fp32
-    `[2 * num_programs, num_heads]`, in log2. arrivals: int32 `[max_num_seqs * num_kv_heads]`, zero
-    between launches.
+    `[2 * num_programs, num_heads]`, in log2. arrivals: int32
+    `[MOST_SETS * max_num_seqs * num_kv_heads]`, zero between launches.
     """
 
     partial_output: torch.Tensor
@@ -70,7 +73,7 @@ class DecodeWorkspace:
         device: torch.device | str,
         tile: DecodeTile | None = None,
     ) -> DecodeWorkspace:
-        """Return a workspace for any step of up to `max_num_seqs` sequences, 10 MiB at most."""
+        """Return a workspace for any step of up to `max_num_seqs` sequences, some MiB."""
         device = torch.device(device)
         head_dim_pad = next_power_of_2(head_dim)
         tile = tile or decode_tile(head_dim_pad, dtype, device)
@@ -81,7 +84,9 @@ class DecodeWorkspace:
         return cls(
             partial_output=torch.empty(num_partials, num_rows, head_dim_pad, device=device),
             partial_lse=torch.empty(num_partials, num_rows, device=device),
-            arrivals=torch.zeros(max_num_seqs * num_kv_heads, dtype=torch.int32, device=device),
+            arrivals=torch.zeros(
+                MOST_SETS * max_num_seqs * num_kv_heads, dtype=torch.int32, device=device
+            ),
             programs_per_head=programs_per_head,
             tile=tile,
         )
@@ -128,12 +133,15 @@ def flash_decode(
         workspace = DecodeWorkspace.allocate(
             num_seqs, num_q_heads, num_kv_heads, head_dim, key_cache.dtype, query.device,
         )  # fmt: skip
-    if num_seqs * num_kv_heads > workspace.arrivals.numel():
-        limit = workspace.arrivals.numel() // num_kv_heads
+    if MOST_SETS * num_seqs * num_kv_heads > workspace.arrivals.numel():
+        limit = workspace.arrivals.numel() // (MOST_SETS * num_kv_heads)
         raise ValueError(f"{num_seqs} sequences, but the workspace holds {limit}")
-    tile, group = workspace.tile, num_q_heads // num_kv_heads
+    sets = sets_of_kv_head(num_seqs, num_q_heads, num_kv_heads)
+    num_sets = num_kv_heads * sets
+    tile, group = workspace.tile, num_q_heads // num_sets
     group_pow2 = next_power_of_2(group)
-    launch.kernel(_flash_decode_kernel, (workspace.programs_per_head * num_kv_heads,))(
+    programs_per_set = max(1, workspace.programs_per_head // sets)
+    launch.kernel(_flash_decode_kernel, (programs_per_set * num_sets,))(
         query, key_cache, value_cache, block_table, context_lens, output,
         workspace.partial_output, workspace.partial_lse, workspace.arrivals, sinks,
         num_seqs,
@@ -142,7 +150,8 @@ def flash_decode(
         query.stride(0), query.stride(1), *key_cache.stride()[:3], block_table.stride(0),
         output.stride(0), output.stride(1),
         NUM_SEQS_PAD=max(16, next_power_of_2(num_seqs)),  # small numbers share one kernel
-        NUM_KV_HEADS=num_kv_heads,
+        NUM_SETS=num_sets,
+        SETS_OF_KV_HEAD=sets,
         GROUP=group,
         GROUP_POW2=group_pow2,
         ROWS=max(MIN_ROWS, group_pow2),
@@ -159,6 +168,20 @@ def flash_decode(
         **launch.pdl_options(),
     )  # fmt: skip
     return output
+
+
+def sets_of_kv_head(num_seqs: int, num_q_heads: int, num_kv_heads: int) -> int:
+    """Return how many sets of programs share a KV head, each with as many of its query heads.
+
+    If there are few sequences, their KV comes from the L2 cache when it is read again, and the
+    multiprocessors are not all busy. What takes long is merging, and a set merges fewer heads. A
+    set has two heads at least. The limits were measured on an H200.
+    """
+    group, pairs = num_q_heads // num_kv_heads, num_seqs * num_kv_heads
+    sets = MOST_SETS if pairs <= 16 else 2 if pairs <= 64 else 1
+    while sets > 1 and (group % sets or group // sets < 2):
+        sets //= 2
+    return sets
 
 
 def has_many_tiles(block_table: torch.Tensor, block_size: int, workspace: DecodeWorkspace) -> bool:
@@ -185,7 +208,8 @@ def _flash_decode_kernel(
     query_stride, query_head_stride, block_stride, slot_stride, head_stride, table_stride,
     output_stride, output_head_stride,
     NUM_SEQS_PAD: tl.constexpr,
-    NUM_KV_HEADS: tl.constexpr,
+    NUM_SETS: tl.constexpr,
+    SETS_OF_KV_HEAD: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_POW2: tl.constexpr,
     ROWS: tl.constexpr,
@@ -199,10 +223,12 @@ def _flash_decode_kernel(
     HAS_MANY_TILES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    # The programs of a KV head share its tiles; `worker` is the number of this program among them.
-    kv_head = tl.program_id(0) % NUM_KV_HEADS
-    worker = tl.program_id(0) // NUM_KV_HEADS
-    num_workers = tl.num_programs(0) // NUM_KV_HEADS
+    # The programs of a set share the tiles of its KV head; `worker` is the number of this program
+    # among them.
+    head_set = tl.program_id(0) % NUM_SETS
+    worker = tl.program_id(0) // NUM_SETS
+    num_workers = tl.num_programs(0) // NUM_SETS
+    kv_head = head_set // SETS_OF_KV_HEAD
 
     # The tiles of all sequences are numbered one after the other. This program's share is the tiles
     # from share_start up to, but not including, share_end; see `start_of_share`.
@@ -233,7 +259,7 @@ def _flash_decode_kernel(
     tile_tokens = tl.arange(0, TILE)
     is_row = rows < GROUP
     row_mask = is_row[:, None] & (dims < HEAD_DIM)[None, :]
-    heads = (kv_head * GROUP + rows)[:, None]
+    heads = (head_set * GROUP + rows)[:, None]
     cache_dims = kv_head * head_stride + dims
     pairs = kv_head * head_stride // 2 + tl.arange(0, HEAD_DIM_PAD // 2)
     seq = first_seq
@@ -263,7 +289,7 @@ def _flash_decode_kernel(
         row_max = tl.full([ROWS], FLOOR, dtype=tl.float32)
         row_sum = tl.zeros([ROWS], dtype=tl.float32)
         if sinks is not None:  # they count once, with the first tile of the sequence
-            row_max = load_sinks(sinks, kv_head * GROUP + rows, is_row)
+            row_max = load_sinks(sinks, head_set * GROUP + rows, is_row)
             row_sum += tl.where(own_start == seq_start, 1.0, 0.0)
         # The same tiles, now numbered within the context.
         low = (own_start - seq_start).to(tl.int32) + first_tile
@@ -338,12 +364,12 @@ def _flash_decode_kernel(
             tl.store(partial_lse + partial_rows, row_max + tl.log2(row_sum), mask=is_row)
             # All threads must have stored before the count goes up: the last program reads it all.
             tl.debug_barrier()
-            arrival = arrivals + seq * NUM_KV_HEADS + kv_head
+            arrival = arrivals + seq * NUM_SETS + head_set
             if tl.atomic_add(arrival, 1, sem="acq_rel") == last_worker - first_worker:
                 merge_parts(
-                    partial_output, partial_lse, first_worker, last_worker, first_slot, kv_head,
+                    partial_output, partial_lse, first_worker, last_worker, first_slot, head_set,
                     output + seq * output_stride, output_head_stride,
-                    NUM_KV_HEADS, GROUP, GROUP_POW2, HEAD_DIM, HEAD_DIM_PAD,
+                    NUM_SETS, GROUP, GROUP_POW2, HEAD_DIM, HEAD_DIM_PAD,
                 )  # fmt: skip
                 tl.store(arrival, 0)  # as the next launch expects it
         seq_start = seq_end
@@ -401,27 +427,27 @@ def worker_of(tile, num_workers, total_tiles):
 
 @triton.jit
 def merge_parts(
-    partial_output, partial_lse, first_worker, last_worker, first_slot, kv_head,
+    partial_output, partial_lse, first_worker, last_worker, first_slot, head_set,
     output, output_head_stride,
-    NUM_KV_HEADS: tl.constexpr,
+    NUM_SETS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_POW2: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     HEAD_DIM_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Add the partial sums of a sequence and KV head, weighted by log-sum-exp, in program order."""
+    """Add the partial sums of a sequence and set, weighted by log-sum-exp, in program order."""
     # Load many parts together: one after another, each would cost a trip to the L2 cache.
     PARTS: tl.constexpr = 32 // GROUP_POW2 if GROUP_POW2 < 16 else 2
     rows = tl.arange(0, GROUP_POW2)
     dims = tl.arange(0, HEAD_DIM_PAD)
     row_mask = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
-    pointers = output + (kv_head * GROUP + rows)[:, None] * output_head_stride + dims[None, :]
+    pointers = output + (head_set * GROUP + rows)[:, None] * output_head_stride + dims[None, :]
     accumulator = tl.zeros([GROUP_POW2, HEAD_DIM_PAD], dtype=tl.float32)
     row_max = tl.full([GROUP_POW2], FLOOR, dtype=tl.float32)
     row_sum = tl.zeros([GROUP_POW2], dtype=tl.float32)
     for base in range(first_worker, last_worker + 1, PARTS):
         workers = base + tl.arange(0, PARTS)
-        slots = 2 * (workers * NUM_KV_HEADS + kv_head)
+        slots = 2 * (workers * NUM_SETS + head_set)
         slots += tl.where(workers == first_worker, first_slot, 0)
         partial_rows = slots[:, None] * GROUP_POW2 + rows[None, :]
         mask = (workers <= last_worker)[:, None] & (rows < GROUP)[None, :]

@@ -52,7 +52,7 @@ Tile = TypeVar("Tile", DecodeTile, PrefillTile)
 # Tuned on: NVIDIA H200 (132 multiprocessors, 227 KiB shared memory each), torch 2.11, triton 3.6.
 # Key: (element size in bytes, padded head_dim).
 H200_DECODE = {
-    (1, 128): DecodeTile(64, 1, 3, 4),
+    (1, 128): DecodeTile(32, 1, 3, 8),
     (2, 64): DecodeTile(64, 2, 3, 4),
     (2, 128): DecodeTile(64, 2, 2, 4),
     (2, 256): DecodeTile(64, 2, 2, 2),

@@ -13,6 +13,7 @@ from m5_kernels.kernels.flash_decode import (
     flash_decode,
     flash_decode_torch,
     has_many_tiles,
+    sets_of_kv_head,
 )
 from m5_kernels.kernels.paged_prefill import paged_prefill, paged_prefill_torch
 from m5_kernels.kernels.tiles import DecodeTile, PrefillTile
@@ -149,6 +150,29 @@ def test_prefill_of_whole_prompts_chunks_and_single_tokens(
 def test_any_heads_block_sizes_and_numbers(sizes: dict[str, Any], device: str) -> None:
     check_decode([40, 0, 9], device, **sizes)
     check_prefill([30, 17], [30, 5], device, **sizes)
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "num_kv_heads", "group", "sets"),
+    [
+        (1, 2, 16, 4),
+        (3, 1, 12, 4),
+        (4, 2, 6, 2),
+        (2, 2, 4, 2),
+        (1, 1, 7, 1),
+        (1, 3, 2, 1),
+        (17, 2, 8, 2),
+        (33, 2, 4, 1),
+    ],
+)
+def test_few_sequences_deal_the_heads_of_a_kv_head_to_several_programs(
+    num_seqs: int, num_kv_heads: int, group: int, sets: int, device: str
+) -> None:
+    heads = {"num_q_heads": group * num_kv_heads, "num_kv_heads": num_kv_heads}
+    assert sets_of_kv_head(num_seqs, **heads) == sets
+    lens = [150, *(7 * seq % 40 for seq in range(1, num_seqs))]
+    tile = DecodeTile(16, 2, 2, 8)
+    check_decode(lens, device, window=100, tile=tile, has_sinks=True, **heads)
 
 
 @pytest.mark.parametrize("window", [1, 7, 20, 64, 1000])
