@@ -116,7 +116,7 @@ def quantized_bytes(numbers: np.ndarray, kind: Any) -> np.ndarray:
 
 
 def _fields(config: Any) -> dict[str, Any]:
-    tokens = ["<unk>", "<s>", "</s>", "w", "3", "w3"]
+    tokens = ["<unk>", "<s>", "</s>", "w", "3", "w3", "3w"]
     tokens += [f"w{token}" for token in range(len(tokens), config.vocab_size)]
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return {
@@ -134,7 +134,7 @@ def _fields(config: Any) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [3, 3, 3] + [1] * (len(tokens) - 3),
-        "tokenizer.ggml.merges": ["w 3"],
+        "tokenizer.ggml.merges": ["w 3", "3 w"],  # of one, older readers make a string
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }
