@@ -89,13 +89,15 @@ class KVCacheManager:
         return self.blocks.block_tables[request.request_id]
 
     def append(self, request: Request, plan: StepPlan, num_guesses: int = 0) -> bool:
-        """Make room for a running request's next token, and for draft tokens after it. The plan
-        notes the copies for that.
+        """Make room for a running request's next token, or for draft tokens after it, which have
+        a row by then. The plan notes the copies for that.
 
         Returns:
             False, with nothing done, if too few blocks are free.
         """
         name, start, end = request.request_id, request.num_computed_tokens, request.num_tokens
+        if num_guesses:  # a block that the row fills may be shared by now: it must not be copied
+            start = end
         if not self.blocks.can_append(name, start, end + num_guesses):
             return False
         plan.copies += self.blocks.append(name, start, end + num_guesses)

@@ -23,9 +23,10 @@ from helpers.engines import (
     random_prompts,
     word_tokenizer,
 )
-from helpers.schedulers import Life, request_of
+from helpers.read_back import next_token, seed_of
+from helpers.schedulers import Life, assert_tokens, prompt, request_of
 from m1_single import RequestOutput, SamplingParams
-from m4_prefix_chunked.speculation import GuessingRow
+from m4_prefix_chunked.speculation import GuessingRow, draft_token_ids
 from m4_prefix_chunked.verification import sample_and_verify
 from milestone_llm.core.plan import ScheduledRequest
 from milestone_llm.core.request import Request
@@ -33,6 +34,17 @@ from milestone_llm.models.tiny_models import VOCAB_SIZE
 from milestone_llm.trace.records import StepRecord
 
 MAX_MODEL_LEN = 48
+
+
+class Clairvoyant:
+    """Guesses the tokens that a `ReadBackRunner` will sample."""
+
+    def propose(self, request: Request, num_tokens: int) -> list[int]:
+        """What comes."""
+        known, seed = list(request.token_ids), seed_of(request.sampling_params, request.index)
+        for _ in range(num_tokens):
+            known.append(next_token(known, seed))
+        return known[len(request.token_ids) :]
 
 
 class Oracle:
@@ -106,6 +118,26 @@ def spec_engine(oracle: Any = None, **fields: Any) -> Any:
     if oracle is not None:
         engine.scheduler.speculation.proposer = oracle
     return engine
+
+
+def test_a_block_that_a_row_fills_and_another_reads_is_not_copied_for_drafts():
+    """`b` was preempted and comes back in the step in which `a` fills the last block of both."""
+    life = Life(16, speculation="ngram")
+    a, b = (request_of(name, prompt("A", 1), max_tokens=9) for name in "ab")
+    life.add(a)
+    life.scheduler.speculation.max_rows = 0  # no drafts yet
+    while a.num_tokens < 8:
+        life.plan()
+    life.scheduler.speculation.max_rows, life.scheduler.speculation.proposer = 9, Clairvoyant()
+    seed = seed_of(a.sampling_params, 0)
+    b.token_ids += [*a.output_token_ids, next_token(a.token_ids, seed)]
+    b.num_preemptions = 1
+    life.scheduler.waiting.add(b)
+    plan = life.plan()
+    assert [(row.start, len(draft_token_ids(row))) for row in plan.rows] == [(7, 3), (8, 3)]
+    assert not plan.copies
+    life.run()
+    assert_tokens([a, b])
 
 
 @pytest.mark.parametrize("seed", range(8))
