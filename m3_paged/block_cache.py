@@ -19,6 +19,8 @@ class BlockCache:
 
     group_of_layers: Sequence[int] = ()
     """The group of each layer, whose block tables it reads; empty: all are in one group."""
+    num_null_blocks = 0
+    """Blocks that hold zeros and belong to nobody."""
 
     def __init__(
         self,
@@ -31,7 +33,7 @@ class BlockCache:
         self.shape = KVShape.of(model, dtype)
         self.num_blocks, self.block_size = num_blocks, block_size
         self.device = model.device
-        self.keys, self.values = self._tensors(num_blocks, self.device)
+        self.keys, self.values = self._tensors(num_blocks + self.num_null_blocks, self.device)
         host = torch.device("cpu")
         self.host_keys, self.host_values = self._tensors(num_host_blocks, host)
         self._workspace = torch.empty(0)
@@ -48,6 +50,16 @@ class BlockCache:
             for dim in (shape.head_dim, shape.value_dim) * shape.num_layers
         ]
         return tensors[::2], tensors[1::2]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What is cleared and moved on the device."""
+        return [*self.keys, *self.values]
+
+    @property
+    def host_tensors(self) -> list[torch.Tensor]:
+        """As many in host memory."""
+        return [*self.host_keys, *self.host_values]
 
     def write(
         self, layer: int, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -97,29 +109,28 @@ class BlockCache:
                 begun.append(row.blocks[last])
         if begun:
             blocks = torch.tensor(begun, device=self.device)
-            for tensor in (*self.keys, *self.values):
+            for tensor in self.tensors:
                 tensor.index_fill_(0, blocks, 0)
 
     def move_blocks(self, plan: StepPlan) -> None:
         """Make a plan's moves, before its forward pass: swap out, swap in and copy, in this
         order."""
-        on_device, on_host = self.keys + self.values, self.host_keys + self.host_values
         if plan.swap_outs:
             blocks, runs = self._by_host_block(plan.swap_outs)
-            for tensor, host in zip(on_device, on_host, strict=True):
+            for tensor, host in zip(self.tensors, self.host_tensors, strict=True):
                 moved = tensor[blocks]
                 for place, run in runs:
                     host[run].copy_(moved[place], non_blocking=True)
         if plan.swap_ins:
             blocks, runs = self._by_host_block([(to, source) for source, to in plan.swap_ins])
-            for tensor, host in zip(on_device, on_host, strict=True):
+            for tensor, host in zip(self.tensors, self.host_tensors, strict=True):
                 moved = tensor.new_empty(len(blocks), *tensor.shape[1:])
                 for place, run in runs:
                     moved[place].copy_(host[run], non_blocking=True)
                 tensor[blocks] = moved
         if plan.copies:
             sources, targets = torch.tensor(plan.copies, device=self.device).T
-            for tensor in on_device:
+            for tensor in self.tensors:
                 tensor[targets] = tensor[sources]
 
     def _by_host_block(

@@ -36,17 +36,22 @@ class Preempter:
         plan.waiting_reasons[victim.request_id] = reason
         self.num_preemptions += 1
         victim.num_preemptions += 1
-        num_tokens = victim.num_computed_tokens
-        if self.host.pool.num_blocks and self.host.can_allocate(num_tokens):
+        if self.host.pool.num_blocks and self._swap_out(victim, plan, victim.num_computed_tokens):
             victim.become(RequestStatus.SWAPPED)
-            self.host.allocate(victim.request_id, num_tokens)
-            moves = self._moves(victim)
-            plan.swap_outs += moves
-            self._note("swap_out", victim, [block for block, _ in moves])
         else:
             victim.become(RequestStatus.WAITING)
             victim.num_computed_tokens = 0
         self.kv.free(victim.request_id)
+
+    def _swap_out(self, victim: Request, plan: StepPlan, num_tokens: int) -> bool:
+        """Copy so many tokens' KV to host memory, if there is room. Returns whether there is."""
+        if not self.host.can_allocate(num_tokens):
+            return False
+        self.host.allocate(victim.request_id, num_tokens)
+        moves = self._moves(victim)
+        plan.swap_outs += moves
+        self._note("swap_out", victim, [block for block, _ in moves])
+        return True
 
     def swap_in(self, request: Request, plan: StepPlan) -> None:
         """Bring a swapped request's KV back into the blocks that it has been given."""

@@ -66,7 +66,9 @@ class LLMEngine(BaseEngine):
             num_blocks = groups.num_blocks(num_blocks)
             scheduler: Scheduler = HybridScheduler(config, max_model_len, num_blocks, groups)
             if runner is None:
-                own = HybridBlockCache(loaded.model, num_blocks, config.block_size, groups)
+                own = HybridBlockCache(
+                    loaded.model, num_blocks, config.block_size, groups, scheduler.num_host_blocks
+                )
                 runner = HybridModelRunner(loaded.model, own, sample)
         else:
             make_scheduler = scheduler_class(config.scheduler, Scheduler)

@@ -146,7 +146,9 @@ class LLMEngine(BaseEngine):
             size, num_host_blocks = config.block_size, scheduler.num_host_blocks
             cache: BlockCache
             if groups is not None:
-                cache = HybridBlockCache(loaded.model, num_blocks, size, groups, config.kv_dtype)
+                cache = HybridBlockCache(
+                    loaded.model, num_blocks, size, groups, num_host_blocks, config.kv_dtype
+                )
             else:
                 cache = BlockCache(loaded.model, num_blocks, size, num_host_blocks, config.kv_dtype)
             runner = own_runner = runner_over(cache, max_model_len)

@@ -132,7 +132,6 @@ class Storm:
             window, layers = self.rng.choice(GROUPS)
             windows = [window if each == "w" else None for each in layers]
             self.runner.windows = LayerGroups.of_windows(windows).windows
-            self.fields["preemption"] = "recompute"
             model = windowed_model(window, layers)
             if self.rng.random() < 0.5:  # as long as one request can be, alone in memory
                 size = self.fields["block_size"]

@@ -35,3 +35,7 @@ def test_random_traffic_on_layers_with_windows_gives_back_blocks_and_loses_nothi
     kinds = ["given_back", "preemptions", "copied_blocks", "saved_tokens", "accepted", "rejected"]
     assert min(counts[kind] for kind in kinds) > 5, counts
     assert counts["hybrid"] > 5, counts
+
+
+def test_what_a_draft_that_failed_left_in_host_memory_is_not_looked_for_in_shorter_tables():
+    serve("m5_kernels", 296, num_steps=60, has_groups=True)

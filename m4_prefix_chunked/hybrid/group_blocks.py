@@ -224,6 +224,16 @@ class GroupedBlocks(BlockManager):
         for group in self.groups:
             group.take_as_many(request.request_id, start, num_tokens)
 
+    def written(self, request: Request) -> list[tuple[int, int]]:
+        """Return group and entry of each block with KV that a request still sees."""
+        start = certain_start(request)
+        end = self.groups[0].num_blocks_for(request.num_computed_tokens)
+        return [
+            (group, index)
+            for group, manager in enumerate(self.groups)
+            for index in range(manager.first_needed(start), end)
+        ]
+
     def free(self, request_id: str) -> None:
         """Drop a request's tables, last block first."""
         del self.block_tables[request_id]

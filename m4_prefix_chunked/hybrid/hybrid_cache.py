@@ -23,7 +23,7 @@ from m4_prefix_chunked.speculation import Proposer, Speculation
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.kv import NULL_BLOCK, BlockTables, KVEvent, KVUsage, tables_of
 from milestone_llm.core.plan import StepPlan
-from milestone_llm.core.request import Request
+from milestone_llm.core.request import Request, RequestStatus
 
 from .group_blocks import GroupedBlocks
 from .layer_groups import LayerGroups, longest_reach
@@ -129,6 +129,47 @@ class HybridPrefixCache(PrefixCache):
         return bytes((group,)) + self._hash(request, index)
 
 
+class GroupPreempter(Preempter):
+    """Swaps what the windows of a request still see. Its host blocks are those of one group after
+    the other."""
+
+    def __init__(self, kv: GroupedBlocks, num_host_blocks: int) -> None:
+        super().__init__(kv, num_host_blocks)
+        self.grouped = kv
+        self.places: dict[str, list[tuple[int, int]]] = {}
+        """Group and entry of each host block of a swapped request."""
+
+    def _swap_out(self, victim: Request, plan: StepPlan, num_tokens: int) -> bool:
+        places = self.grouped.written(victim)
+        self.places[victim.request_id] = places
+        is_out = super()._swap_out(victim, plan, len(places) * self.kv.block_size)
+        if not is_out:
+            del self.places[victim.request_id]
+        return is_out
+
+    def swap_in(self, request: Request, plan: StepPlan) -> None:
+        """Bring a swapped request's KV back into the blocks that it has been given."""
+        super().swap_in(request, plan)
+        del self.places[request.request_id]
+
+    def reset(self) -> None:
+        """Give back all host memory."""
+        super().reset()
+        self.places.clear()
+
+    def _moves(self, request: Request) -> list[tuple[int, int]]:
+        """Return pairs of device block and host block. A draft that failed has left host blocks
+        that no token needs."""
+        tables = tables_of(self.kv.block_tables[request.request_id])
+        host = self.host.block_tables[request.request_id]
+        pairs = zip(self.places[request.request_id], host, strict=True)
+        return [
+            (tables[group][index], host_block)
+            for (group, index), host_block in pairs
+            if index < len(tables[group]) and tables[group][index] != NULL_BLOCK
+        ]
+
+
 class HybridKVCacheManager(KVCacheManager):
     """M4's KV manager, for layers in groups."""
 
@@ -141,8 +182,34 @@ class HybridKVCacheManager(KVCacheManager):
         self.blocks = self.grouped
         self.num_layers = groups.size
         self.prefix_cache = HybridPrefixCache(self.grouped, self.pool, config.enable_prefix_caching)
-        self.preempter = Preempter(self.grouped, num_host_blocks=0)
+        num_host_blocks = groups.num_host_blocks(config, num_blocks)
+        self.preempter = self.group_preempter = GroupPreempter(self.grouped, num_host_blocks)
         self._found: tuple[Request, PrefixHit] | None = None
+
+    def allocate(self, request: Request, plan: StepPlan) -> int:
+        """Give a request blocks for all its known tokens, as M4 does. Swapped-out KV comes back
+        into tables that begin where windows do."""
+        if request.status is not RequestStatus.SWAPPED:
+            return super().allocate(request, plan)
+        hit, self._found = self._hit(request), None
+        self.grouped.adopt(request.request_id, hit.blocks)
+        self.grouped.append(request.request_id, hit.num_tokens, request.num_tokens)
+        self.preempter.swap_in(request, plan)
+        return 0
+
+    def _hit(self, request: Request) -> PrefixHit:
+        hit = super()._hit(request)
+        if request.status is RequestStatus.SWAPPED and not hit.blocks:
+            first, *further = (
+                [NULL_BLOCK] * group.first_needed(hit.num_tokens) for group in self.grouped.groups
+            )
+            hit = PrefixHit(BlockTables(first, further), hit.num_tokens)
+        return hit
+
+    def free(self, request: Request) -> None:
+        """Take back a request's blocks, on the device or in host memory, if it has any."""
+        super().free(request)
+        self.group_preempter.places.pop(request.request_id, None)
 
     def append(self, request: Request, plan: StepPlan, num_guesses: int = 0) -> bool:
         """Make room for a running request's next token, first in what it gives back."""
@@ -209,6 +276,7 @@ class HybridScheduler(Scheduler):
         super().__init__(config, max_model_len, max(num_blocks, num_filled))
         self.num_blocks = num_blocks
         self.kv = HybridKVCacheManager(config, num_blocks, groups)
+        self.num_host_blocks = groups.num_host_blocks(config, num_blocks)
         num_needed = groups.num_blocks_for(config, max_model_len)
         if num_needed > num_blocks:
             raise InputError(

@@ -37,34 +37,37 @@ class HybridBlockCache(BlockCache):
     The last block of each tensor holds zeros and belongs to nobody: `NULL_BLOCK` is read there.
     """
 
+    num_null_blocks = 1
+
     def __init__(
         self,
         model: PreTrainedModel,
         num_blocks: int,
         block_size: int,
         groups: LayerGroups,
+        num_host_blocks: int = 0,
         dtype: str | None = None,
     ) -> None:
         self.groups, self.group_of_layers = groups, groups.group_of_layers()
-        super().__init__(model, num_blocks, block_size, dtype=dtype)
-        shared = (*self.keys, *self.values)
-        self.tensors = list({tensor.data_ptr(): tensor for tensor in shared}.values())
-        """Each tensor once."""
+        super().__init__(model, num_blocks, block_size, num_host_blocks, dtype)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Each tensor once, though several layers share it."""
+        return list(dict.fromkeys(super().tensors))
+
+    @property
+    def host_tensors(self) -> list[torch.Tensor]:
+        """As many in host memory."""
+        return list(dict.fromkeys(super().host_tensors))
 
     def _tensors(
         self, num_blocks: int, device: torch.device
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         self.shape = replace(self.shape, num_layers=self.groups.size)
-        keys, values = super()._tensors(num_blocks + 1, device)
+        keys, values = super()._tensors(num_blocks, device)
         places = self.groups.place_of_layers()
         return [keys[place] for place in places], [values[place] for place in places]
-
-    def move_blocks(self, plan: StepPlan) -> None:
-        """Copy blocks as planned. Nothing is swapped."""
-        if plan.copies:
-            sources, targets = torch.tensor(plan.copies, device=self.device).T
-            for tensor in self.tensors:
-                tensor[targets] = tensor[sources]
 
     def table(self, blocks: list[int]) -> list[int]:
         """Return a block table as attention reads it: a block that was given back holds zeros."""

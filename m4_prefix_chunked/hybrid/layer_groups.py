@@ -77,9 +77,7 @@ class LayerGroups:
         if not has_use or config.disable_hybrid_kv_cache_manager:
             return single
         reason = None
-        if config.preemption == "swap":
-            reason = 'preemption is "swap"'
-        elif config.scheduler is not None:
+        if config.scheduler is not None:
             reason = f"the scheduler is {config.scheduler}"
         elif num_ranks > 1:
             reason = f"tensor_parallel_size is {num_ranks}"
@@ -139,6 +137,12 @@ class LayerGroups:
     def fits(self, config: EngineConfig, num_tokens: int, num_whole_blocks: int) -> bool:
         """Whether so many blocks of all layers hold a request of so many tokens in groups."""
         return self.num_blocks_for(config, num_tokens) <= self.num_blocks(num_whole_blocks)
+
+    def num_host_blocks(self, config: EngineConfig, num_blocks: int) -> int:
+        """Return the blocks of a group in host memory, given those on the device."""
+        num_host_blocks = config.num_host_blocks(num_blocks)
+        is_as_on_device = config.swap_space_tokens is None
+        return num_host_blocks if is_as_on_device else self.num_blocks(num_host_blocks)
 
     def num_blocks(self, num_whole_blocks: int) -> int:
         """Return how many blocks of a group take the memory of so many blocks of all layers."""

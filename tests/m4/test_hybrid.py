@@ -106,7 +106,6 @@ def test_groups_have_the_windows_of_m5s_decoder_and_of_huggingfaces_cache(family
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"preemption": "swap"}, 'preemption is "swap"'),
         ({"scheduler": "mine.py"}, "mine.py"),
         ({"num_ranks": 2}, "tensor_parallel_size is 2"),
         ({"disable_hybrid_kv_cache_manager": True}, None),  # as the user wishes
@@ -144,6 +143,7 @@ def test_a_model_that_gives_nothing_back_has_m4s_own_scheduler(family, max_model
 
 TIGHT = {"block_size": 4, "max_num_batched_tokens": 12}
 WIDE = {"block_size": 16, "max_num_batched_tokens": 40, "kv_cache_tokens": 512}
+SWAP = {**TIGHT, "preemption": "swap", "swap_space_tokens": 60, "enable_prefix_caching": False}
 
 
 @pytest.mark.parametrize("package", [m4_prefix_chunked, m5_kernels], ids=["m4", "m5"])
@@ -151,7 +151,7 @@ WIDE = {"block_size": 16, "max_num_batched_tokens": 40, "kv_cache_tokens": 512}
     ("family", "window", "few_tokens"),
     [("gemma3", 8, 104), ("gpt-oss", 11, 104), ("mistral", 9, 44)],
 )
-@pytest.mark.parametrize("fields", [TIGHT, WIDE], ids=["tight", "wide"])
+@pytest.mark.parametrize("fields", [TIGHT, WIDE, SWAP], ids=["tight", "wide", "swap"])
 def test_tokens_are_those_of_huggingface(package, family, window, few_tokens, fields):
     model = tiny_model(family, sliding_window=window)
     prompts = random_prompts([12, 11, 12, 10, 3, 12, 11, 12, 12, 61, 17, 80])
@@ -456,6 +456,57 @@ def test_completions_share_and_copy_in_every_group():
     request = request_of("a", prompt("ABCD", 2), max_tokens=9, n=3)
     life.run(request)
     assert life.kv.blocks.num_copies == 4  # two forks, two groups
+
+
+# --- swapping -----------------------------------------------------------------------------------
+
+
+def swapped(num_blocks, windows):
+    """Return a life in which `b` has just been swapped out, with `b` and the step's plan."""
+    life = hybrid_life(num_blocks, windows, preemption="swap", enable_prefix_caching=False)
+    a, b = (of_length(name, 22, max_tokens=12) for name in "ab")
+    life.add(a, b)
+    return life, (a, b), life.run_to_preemption()
+
+
+SEVERAL = pytest.mark.parametrize(
+    ("num_blocks", "windows"), [(22, (None, 6)), (29, (None, 6, 9))], ids=str
+)
+
+
+@SEVERAL
+def test_swapping_moves_what_a_window_still_sees_and_nothing_earlier(num_blocks, windows):
+    life, (a, b), plan = swapped(num_blocks, windows)
+    assert [each.request for each in plan.preempted] == [b]
+    written = -(-b.num_computed_tokens // SIZE)
+    firsts = [(b.num_computed_tokens - (window or 99) + 1) // SIZE for window in windows]
+    assert max(firsts) > 1
+    assert len(plan.swap_outs) == sum(written - max(0, first) for first in firsts)
+    life.run()
+    assert_tokens([a, b])
+    assert not life.kv.group_preempter.places
+    assert life.kv.preempter.host.pool.num_used == 0
+
+
+@SEVERAL
+@pytest.mark.parametrize("ends", ["abort", "reset"])
+def test_a_swapped_request_that_ends_leaves_nothing_in_host_memory(num_blocks, windows, ends):
+    life, (a, b), _ = swapped(num_blocks, windows)
+    if ends == "abort":
+        life.abort(b)
+        life.run()
+        assert_tokens([a])
+    else:
+        life.kv.reset()
+    assert not life.kv.group_preempter.places
+    assert life.kv.preempter.host.pool.num_used == 0
+
+
+@pytest.mark.parametrize(("space", "num_host_blocks"), [(None, 30), (0, 0), (40, 20)])
+def test_host_memory_is_counted_in_blocks_of_a_group(space, num_host_blocks):
+    life = hybrid_life(30, preemption="swap", swap_space_tokens=space)
+    assert life.scheduler.num_host_blocks == num_host_blocks
+    assert life.kv.preempter.host.pool.num_blocks == num_host_blocks
 
 
 # --- rules of a plan ----------------------------------------------------------------------------
