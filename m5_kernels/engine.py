@@ -120,7 +120,7 @@ class LLMEngine(BaseEngine):
             layers = LayerGroups.of_windows(decoder.config.windows)
         else:
             layers = LayerGroups.of_config(loaded.model.config)
-        layers = layers.usable(config, wanted_len, group.size)
+        layers = layers.usable(config, wanted_len)
         memory = fit_kv_memory(
             loaded.model, config, wanted_len, run_once, USEFUL_KV,
             num_blocks_for=partial(layers.num_whole_blocks_for, config),

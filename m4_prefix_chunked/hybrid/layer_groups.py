@@ -63,27 +63,20 @@ class LayerGroups:
             kinds = ["full_attention"] * config.num_hidden_layers
         return cls.of_windows([window if kind == "sliding_attention" else None for kind in kinds])
 
-    def usable(self, config: EngineConfig, max_model_len: int, num_ranks: int = 1) -> LayerGroups:
+    def usable(self, config: EngineConfig, max_model_len: int) -> LayerGroups:
         """Return these groups, or a single one that keeps every block.
 
         It is a single one if no request outgrows a window, or if groups are turned off; and, with a
-        warning, where the engine cannot have groups.
-
-        Args:
-            num_ranks: processes that share the model.
+        warning, for a scheduler of one's own, which gives blocks out by itself.
         """
         single = LayerGroups.of_windows([None] * self.num_layers)
         has_use = any(window and window < max_model_len for window in self.windows)
         if not has_use or config.disable_hybrid_kv_cache_manager:
             return single
-        reason = None
-        if config.scheduler is not None:
-            reason = f"the scheduler is {config.scheduler}"
-        elif num_ranks > 1:
-            reason = f"tensor_parallel_size is {num_ranks}"
-        if reason is None:
+        if config.scheduler is None:
             return self
-        log.warning("Every KV block is kept, also those before a layer's window: %s", reason)
+        text = "Every KV block is kept, also those before a layer's window: the scheduler is %s"
+        log.warning(text, config.scheduler)
         return single
 
     @property

@@ -96,6 +96,7 @@ def _of(engine: Any) -> dict[str, Any]:
         "mlp_rows": len(neurons),
         "first_neuron": getattr(neurons, "integers", neurons)[0, :4].tolist(),
         "used": engine.stats()["kv"]["used"],
+        "has_groups": bool(engine.runner.cache.group_of_layers),
     }
 
 

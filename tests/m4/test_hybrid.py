@@ -107,18 +107,17 @@ def test_groups_have_the_windows_of_m5s_decoder_and_of_huggingfaces_cache(family
     ("fields", "reason"),
     [
         ({"scheduler": "mine.py"}, "mine.py"),
-        ({"num_ranks": 2}, "tensor_parallel_size is 2"),
         ({"disable_hybrid_kv_cache_manager": True}, None),  # as the user wishes
         ({"max_model_len": 24}, None),  # no token is ever before a window
     ],
 )
 def test_all_blocks_are_kept_where_groups_cannot_be_and_a_line_says_why(fields, reason, caplog):
     own = dict(fields)
-    arguments = own.pop("max_model_len", 25), own.pop("num_ranks", 1)
+    max_model_len = own.pop("max_model_len", 25)
     groups = LayerGroups.of_config(build_tiny_model("gemma3").config)
     assert groups.usable(EngineConfig(), 25) is groups
     assert not caplog.records
-    single = groups.usable(EngineConfig(**own), *arguments)
+    single = groups.usable(EngineConfig(**own), max_model_len)
     assert (single.windows, single.layers) == ((None,), ((0, 1, 2),))
     assert [reason in each.message for each in caplog.records] == [True] * bool(reason)
 

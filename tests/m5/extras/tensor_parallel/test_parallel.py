@@ -35,6 +35,7 @@ CASES: dict[str, Any] = {
         {"tie_word_embeddings": True, "vocab_size": 200},
         {"preemption": "swap"},
     ),
+    "mistral, a window in groups": ("mistral", {"sliding_window": 9}, {"preemption": "swap"}),
     "llama in eight bits": ("llama", {"mlp_bias": True}, {"quantization": "int8"}),
 }
 
@@ -98,6 +99,7 @@ def test_tokens_are_those_of_one_rank(families, case):
     for found in families:
         assert found[case]["tokens"] == alone["tokens"]
         assert found[case]["used"] == 0
+        assert found[case]["has_groups"] == ("groups" in case)
 
 
 def test_each_rank_has_its_own_part(families):
