@@ -69,7 +69,7 @@ def fit_kv_memory(
         if model.device.type == "cpu" and config.max_model_len is not None:
             num_tokens = max(num_tokens, least)
         # Whole blocks a request, so that every request can grow to its full length.
-        num_useful = config.max_num_seqs * config.num_blocks_for(max_model_len)
+        num_useful = config.max_num_seqs * num_blocks_for(max_model_len)
         if model.device.type == "cuda":
             num_useful *= useful_kv
         num_blocks = min(num_tokens // size, num_useful)

@@ -272,6 +272,17 @@ def test_the_longest_request_that_memory_holds_is_served(package, family, specul
 
 
 @pytest.mark.parametrize("package", [m4_prefix_chunked, m5_kernels], ids=["m4", "m5"])
+def test_memory_that_is_not_configured_is_what_all_requests_take_in_groups(package):
+    model = tiny_model("gemma3", sliding_window=8)
+    fields = {"max_model_len": 100, "max_num_seqs": 5, **TIGHT}
+    engine = make_engine(package, model, kv_cache_tokens=None, **fields)
+    config, groups = engine.config, LayerGroups.of_config(model.config)
+    num_whole_blocks = 5 * groups.num_whole_blocks_for(config, 100)
+    assert engine.stats()["kv"]["total"] == groups.num_blocks(num_whole_blocks)
+    assert num_whole_blocks < 5 * config.num_blocks_for(100)
+
+
+@pytest.mark.parametrize("package", [m4_prefix_chunked, m5_kernels], ids=["m4", "m5"])
 @pytest.mark.parametrize(("family", "num_layers"), [("gemma3", 1), ("mistral", 2), ("llama", None)])
 def test_blocks_times_bytes_is_the_memory_that_was_configured(package, family, num_layers):
     model = tiny_model(family)
