@@ -52,7 +52,7 @@ class EngineConfig(m3_paged.config.EngineConfig):
 
     disable_hybrid_kv_cache_manager: bool = False
     """Keep every block of every layer. False: layers with a window give back what they see no more,
-    unless `scheduler` is set."""
+    unless `scheduler` is of one's own and no subclass of M4's."""
 
     speculation: str | None = None
     """"ngram": decode rows also compute draft tokens, made from the request's own tokens (see

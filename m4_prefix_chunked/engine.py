@@ -52,7 +52,9 @@ class LLMEngine(BaseEngine):
             ModelRunner(loaded.model, cache).launch(plan)
 
         wanted_len = config.resolve_max_model_len(max_position(loaded.model))
-        groups = LayerGroups.of_config(loaded.model.config).usable(config, wanted_len)
+        make_scheduler = scheduler_class(config.scheduler, Scheduler)
+        groups = LayerGroups.of_config(loaded.model.config)
+        groups = groups.usable(config, wanted_len, make_scheduler)
         num_blocks, max_model_len = fit_kv_memory(
             loaded.model, config, wanted_len, run_once, USEFUL_KV,
             num_blocks_for=partial(groups.num_whole_blocks_for, config),
@@ -60,18 +62,18 @@ class LLMEngine(BaseEngine):
         config = with_swap_space(config, loaded.model, num_blocks)
         sample = sample_and_verify if config.speculation else sample_rows
         if groups.has_windows and groups.fits(config, max_model_len, num_blocks):
-            from .hybrid.hybrid_cache import HybridScheduler
+            from .hybrid.hybrid_cache import in_groups
             from .hybrid.hybrid_runner import HybridBlockCache, HybridModelRunner
 
             num_blocks = groups.num_blocks(num_blocks)
-            scheduler: Scheduler = HybridScheduler(config, max_model_len, num_blocks, groups)
+            make_scheduler = in_groups(make_scheduler)
+            scheduler: Scheduler = make_scheduler(config, max_model_len, num_blocks, groups)
             if runner is None:
                 own = HybridBlockCache(
                     loaded.model, num_blocks, config.block_size, groups, scheduler.num_host_blocks
                 )
                 runner = HybridModelRunner(loaded.model, own, sample)
         else:
-            make_scheduler = scheduler_class(config.scheduler, Scheduler)
             scheduler = make_scheduler(config, max_model_len, num_blocks)
         if runner is None:
             num_host_blocks = scheduler.num_host_blocks

@@ -120,7 +120,8 @@ class LLMEngine(BaseEngine):
             layers = LayerGroups.of_windows(decoder.config.windows)
         else:
             layers = LayerGroups.of_config(loaded.model.config)
-        layers = layers.usable(config, wanted_len)
+        make_scheduler = scheduler_class(config.scheduler, Scheduler)
+        layers = layers.usable(config, wanted_len, make_scheduler)
         memory = fit_kv_memory(
             loaded.model, config, wanted_len, run_once, USEFUL_KV,
             num_blocks_for=partial(layers.num_whole_blocks_for, config),
@@ -129,17 +130,16 @@ class LLMEngine(BaseEngine):
         config = with_swap_space(config, loaded.model, num_blocks)
         parts, groups = backend.scheduler_parts or {}, None
         if layers.has_windows and layers.fits(config, max_model_len, num_blocks):
-            from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
+            from m4_prefix_chunked.hybrid.hybrid_cache import in_groups
             from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
 
             groups = layers
             num_blocks = groups.num_blocks(num_blocks)
             check_rows(config.max_num_seqs, max_model_len, config.block_size, device, len(groups))
-            scheduler: Scheduler = HybridScheduler(
+            scheduler: Scheduler = in_groups(make_scheduler)(
                 config, max_model_len, num_blocks, groups, **parts
             )
         else:
-            make_scheduler = scheduler_class(config.scheduler, Scheduler)
             scheduler = make_scheduler(config, max_model_len, num_blocks, **parts)
         own_runner = None
         if runner is None:

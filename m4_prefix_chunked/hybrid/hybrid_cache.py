@@ -259,6 +259,14 @@ class HybridKVCacheManager(KVCacheManager):
         return {**super().stats(running), "kv": kv}
 
 
+def in_groups(scheduler: type[Scheduler]) -> type[HybridScheduler]:
+    """Return M4's scheduler, or a subclass of it, over a KV manager with groups."""
+    if scheduler is Scheduler:
+        return HybridScheduler
+    names = {"__module__": scheduler.__module__}
+    return type(f"{scheduler.__name__}InGroups", (HybridScheduler, scheduler), names)
+
+
 class HybridScheduler(Scheduler):
     """M4's scheduler over a KV manager with groups. It plans as M4's does."""
 

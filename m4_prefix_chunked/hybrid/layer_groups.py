@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from m4_prefix_chunked.scheduler import Scheduler
+
 if TYPE_CHECKING:
     from m4_prefix_chunked.config import EngineConfig
 
@@ -63,20 +65,25 @@ class LayerGroups:
             kinds = ["full_attention"] * config.num_hidden_layers
         return cls.of_windows([window if kind == "sliding_attention" else None for kind in kinds])
 
-    def usable(self, config: EngineConfig, max_model_len: int) -> LayerGroups:
+    def usable(
+        self, config: EngineConfig, max_model_len: int, scheduler: type = Scheduler
+    ) -> LayerGroups:
         """Return these groups, or a single one that keeps every block.
 
         It is a single one if no request outgrows a window, or if groups are turned off; and, with a
-        warning, for a scheduler of one's own, which gives blocks out by itself.
+        warning, for a scheduler of one's own that is not M4's with changes.
+
+        Args:
+            scheduler: its class.
         """
         single = LayerGroups.of_windows([None] * self.num_layers)
         has_use = any(window and window < max_model_len for window in self.windows)
         if not has_use or config.disable_hybrid_kv_cache_manager:
             return single
-        if config.scheduler is None:
+        if issubclass(scheduler, Scheduler):
             return self
-        text = "Every KV block is kept, also those before a layer's window: the scheduler is %s"
-        log.warning(text, config.scheduler)
+        text = "Every KV block is kept, also those before a layer's window: %s is no subclass of %s"
+        log.warning(text, scheduler, Scheduler)
         return single
 
     @property

@@ -21,6 +21,7 @@ from helpers.schedulers import Life, assert_tokens, of_length, prompt, request_o
 from m4_prefix_chunked.config import EngineConfig
 from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
 from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
+from m4_prefix_chunked.scheduler import Scheduler
 from m5_kernels.decoder.config import DecoderConfig
 from milestone_llm.core.errors import PlanError
 from milestone_llm.core.kv import NULL_BLOCK, tables_of
@@ -106,20 +107,41 @@ def test_groups_have_the_windows_of_m5s_decoder_and_of_huggingfaces_cache(family
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"scheduler": "mine.py"}, "mine.py"),
+        ({"scheduler": object}, "<class 'object'> is no subclass of"),
         ({"disable_hybrid_kv_cache_manager": True}, None),  # as the user wishes
         ({"max_model_len": 24}, None),  # no token is ever before a window
     ],
 )
 def test_all_blocks_are_kept_where_groups_cannot_be_and_a_line_says_why(fields, reason, caplog):
     own = dict(fields)
-    max_model_len = own.pop("max_model_len", 25)
+    arguments = own.pop("max_model_len", 25), own.pop("scheduler", Scheduler)
     groups = LayerGroups.of_config(build_tiny_model("gemma3").config)
     assert groups.usable(EngineConfig(), 25) is groups
     assert not caplog.records
-    single = groups.usable(EngineConfig(**own), max_model_len)
+    single = groups.usable(EngineConfig(**own), *arguments)
     assert (single.windows, single.layers) == ((None,), ((0, 1, 2),))
     assert [reason in each.message for each in caplog.records] == [True] * bool(reason)
+
+
+@pytest.mark.parametrize("package", [m4_prefix_chunked, m5_kernels], ids=["m4", "m5"])
+def test_a_scheduler_of_ones_own_plans_over_groups(package, tmp_path):
+    own = tmp_path / "oldest_is_victim.py"
+    own.write_text(
+        "from m4_prefix_chunked.scheduler import Scheduler as M4\n"
+        "class Scheduler(M4):\n"
+        "    is_own = True\n"
+        "    def by_seniority(self):\n"
+        "        return super().by_seniority()[::-1]\n"
+    )
+    model = tiny_model("gemma3", sliding_window=8)
+    prompts = random_prompts([12, 11, 30, 10])
+    fields = {**TIGHT, "kv_cache_tokens": 60, "max_model_len": 60, "scheduler": str(own)}
+    engine = make_engine(package, model, **fields)
+    outputs = engine.generate(prompts, greedy(12))
+    assert [each.token_ids for each in outputs] == [hf_greedy(model, each) for each in prompts]
+    assert isinstance(engine.scheduler, HybridScheduler)
+    assert engine.scheduler.is_own
+    assert engine.stats()["preemptions"] > 0
 
 
 def test_groups_are_not_used_where_their_padding_takes_more_than_windows_save():

@@ -228,9 +228,10 @@ def assemble(
         num_blocks = config.max_num_seqs * -(-length // config.block_size)
         if config.kv_cache_tokens is not None:
             num_blocks = config.kv_cache_tokens // config.block_size
-        if windows and milestone == "m4_prefix_chunked" and own is None:
+        if windows and milestone == "m4_prefix_chunked":
             hybrid = importlib.import_module("m4_prefix_chunked.hybrid.hybrid_cache")
-            groups = hybrid.LayerGroups.of_windows(windows).usable(config, length)
+            groups = hybrid.LayerGroups.of_windows(windows)
+            groups = groups.usable(config, length, scheduler_class)
         num_blocks_for = partial(groups.num_whole_blocks_for, config) if groups else None
         length = config.length_that_fits(length, num_blocks, num_blocks_for)
         pool = [num_blocks]
@@ -238,7 +239,8 @@ def assemble(
     if max(sizes) > MAX_BLOCKS:
         raise InputError(f"here are at most {MAX_BLOCKS:,} rows and blocks, got {max(sizes):,}")
     if groups and groups.has_windows and groups.fits(config, length, *pool):
-        return hybrid.HybridScheduler(config, length, groups.num_blocks(*pool), groups), config
+        make_scheduler = hybrid.in_groups(scheduler_class)
+        return make_scheduler(config, length, groups.num_blocks(*pool), groups), config
     return scheduler_class(config, length, *pool), config
 
 
