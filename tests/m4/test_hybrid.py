@@ -248,13 +248,16 @@ def test_m5_gives_the_same_tokens_with_drafts_that_are_rejected(family, window, 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("family", "window"), [("gemma3", 8), ("gpt-oss", 11), ("mistral", 9)])
 @pytest.mark.parametrize("speculation", [None, "ngram"])
-def test_on_a_gpu_graphs_and_kernels_read_the_tables_of_each_group(family, window, speculation):
+@pytest.mark.parametrize("fields", [{"kv_cache_tokens": 400}, SWAP], ids=["wide", "swap"])
+def test_on_a_gpu_graphs_and_kernels_read_the_tables_of_each_group(
+    family, window, speculation, fields
+):
     model = build_tiny_model(family, sliding_window=window).float().cuda()
     prompts = random_prompts([12, 11, 12, 10, 3, 61, 17, 80])
     expected = [hf_generate(model, each, 12, eos_token_id=VOCAB_SIZE) for each in prompts]
     engine = make_engine(
-        m5_kernels, model, max_model_len=100, block_size=4, kv_cache_tokens=400,
-        max_num_batched_tokens=24, speculation=speculation,
+        m5_kernels, model, max_model_len=100, speculation=speculation,
+        **{"block_size": 4, "kv_cache_tokens": 104, "max_num_batched_tokens": 24, **fields},
     )  # fmt: skip
     assert isinstance(engine.scheduler, HybridScheduler)
     for _ in range(2):
