@@ -30,6 +30,11 @@ LARGEST_EXACT = 2**53
 others of larger ones, and some bounds end the process."""
 
 _BLANKS = rf"[\x20\x0A\x0D\x09]{{1,{MAX_BLANKS}}}"
+_ESCAPES = 'nrbtf\\"'
+"""Escapes of JSON that texts may have: not `u`. With it llguidance takes the name "\\u0061" for
+another one than "a", with a schema of its own."""
+_CONTROL = re.compile(r"\\u00[01]")
+"""A character, in ASCII's JSON, that needs the escape `u`."""
 _COMBINES = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
 """Keys by which several `multipleOf` may become one, of their least common multiple."""
 _UPPER_BOUNDS = {"maximum", "exclusiveMaximum"}
@@ -99,6 +104,7 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
     _check_open_intervals(schema)
     _check_multiples(schema)
     _check_patterns(schema)
+    _check_num_properties(schema)
     _check_end(schema_can_end(schema))
     options = schema.get("x-guidance", {})
     if not isinstance(options, dict):
@@ -107,6 +113,8 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
         schema = _without_unknown_patterns(schema, left_out)
     if "whitespace_flexible" not in options:
         options = {"whitespace_pattern": _BLANKS, **options}
+    if not _CONTROL.search(json.dumps(schema)):
+        options = {"json_allowed_escapes": _ESCAPES, **options}
     return {**schema, "x-guidance": options}
 
 
@@ -225,6 +233,17 @@ def _check_patterns(schema: dict[str, Any]) -> None:
         if not matcher.is_error() and matcher.try_consume_tokens([*b'{"']) < 2:
             text = "patternProperties match no names but those of properties: "
             raise cannot_use(text + ", ".join(map(repr, patterns)))
+
+
+def _check_num_properties(schema: dict[str, Any]) -> None:
+    """Refuse an object that needs two names or more that no schema names: llguidance counts a name
+    that comes twice as two."""
+    for each in _dicts(schema):
+        least, required = each.get("minProperties"), each.get("required")
+        most = 1 + len(required) if isinstance(required, list) else 1
+        if isinstance(least, int) and least > most:
+            text = f"minProperties {least}: a grammar does not tell names apart that are not in "
+            raise cannot_use(text + f"required, so here at most {most} can be asked for")
 
 
 def _dicts(value: Any) -> Iterator[dict[str, Any]]:

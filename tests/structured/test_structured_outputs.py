@@ -356,6 +356,42 @@ def test_patterns_that_leave_no_other_name_are_refused(patterns: Any, is_refused
     new_grammars().rule_of(params({"json": schema}))
 
 
+def takes(schema: Any, text: str) -> bool:
+    """Return whether an output that matches a schema may begin with a text."""
+    rule = new_grammars().rule_of(params({"json": schema}))
+    assert rule is not None
+    return bool(rule.bits(TOKENIZER.encode(text, add_special_tokens=False)).any())
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"a": {"type": "null"}}},
+        {"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
+        {"patternProperties": {"a": {"type": "null"}}},
+    ],
+)
+def test_a_name_is_not_spelled_so_that_another_schema_holds(schema: Any) -> None:
+    assert takes(schema, '{"a":n')
+    assert takes(schema, '{"b":1')
+    assert not takes(schema, '{"a":1')
+    assert not takes(schema, '{"\\u0061":1')
+
+
+def test_control_characters_of_a_schema_can_be_written() -> None:
+    (output,) = engine(m1_single).generate("prompt", params({"json": {"const": "\x1b"}}))
+    assert json.loads(output.text) == "\x1b"
+
+
+def test_names_that_could_be_counted_twice_are_refused() -> None:
+    ab = {"properties": {"a": {}, "b": {}}, "required": ["a", "b"]}
+    for schema in ({"minProperties": 2}, {**ab, "minProperties": 4}):
+        with pytest.raises(InputError, match="minProperties"):
+            takes({"type": "array", "items": schema}, "[")
+    for schema in ({"minProperties": 1}, {**ab, "minProperties": 3}):
+        assert takes(schema, "{")
+
+
 def test_a_regex_with_too_many_parts_is_refused() -> None:
     new_grammars().rule_of(params({"regex": "a?" * 1000 + "b" * 20_000}))
     for count in (10_000, 30_000):
