@@ -27,7 +27,7 @@ from m5_kernels.kernels.triton_or_twin import next_power_of_2
 from milestone_llm.core.errors import InputError
 from milestone_llm.models.checkpoint import locate
 from milestone_llm.models.hub_files import safetensors_files
-from milestone_llm.models.loading_info import check_unread, is_passed_over
+from milestone_llm.models.loading_info import check_files, check_unread, is_passed_over
 from milestone_llm.models.pretrained import has_bar, has_weights
 from milestone_llm.models.shapes import PREFIX
 from milestone_llm.models.support import known_logits, relative_error
@@ -248,6 +248,7 @@ def _read_files(decoder: FusedDecoder, source: str, model: PreTrainedModel) -> N
 
     try:
         names = {name for name, _ in read()}
+        check_files(source, files, model.config)
     except SafetensorError as error:
         raise InputError(
             f"cannot load {source}: a safetensors file is damaged ({error})"

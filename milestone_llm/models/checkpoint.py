@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -168,11 +168,20 @@ def is_read_in_parts(
 
 
 def stop_token_ids(model: PreTrainedModel) -> frozenset[int]:
-    """Return the tokens with which the model ends its output (EOS); empty if it has none, or -1."""
+    """Return the tokens with which the model ends its output (EOS); empty if it has none, or -1.
+
+    Raises:
+        InputError: they are no token ids: Hugging Face does not check those of a generation config.
+    """
     for config in (getattr(model, "generation_config", None), model.config.get_text_config()):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:
-            ids = [eos] if isinstance(eos, int) else eos
+            ids = list(eos) if isinstance(eos, Iterable) else [eos]
+            if not all(type(token) is int for token in ids):
+                raise InputError(
+                    f"eos_token_id of {type(config).__name__} must be a token id or a list of "
+                    f"them, got {eos!r:.200}: correct generation_config.json"
+                )
             return frozenset(token for token in ids if token >= 0)
     return frozenset()
 

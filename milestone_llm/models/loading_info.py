@@ -1,9 +1,9 @@
-"""Weights that a checkpoint lacks, has in another shape, or has without use.
+"""Weights that a checkpoint lacks, has twice, in another shape or number format, or without use.
 
 Hugging Face fills a missing weight with random numbers, and passes over a weight that its model
 does not know. It warns of both and goes on. Here a missing weight is an error, and so is one that
 is passed over and would change what the model computes: a scale, a bias, a further layer. A warning
-is for the others, such as a vision tower.
+is for the others, such as a vision tower. Of two weights of one name it takes the last.
 """
 
 from __future__ import annotations
@@ -11,10 +11,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from safetensors import safe_open
+from transformers import PretrainedConfig, PreTrainedModel
 
 from milestone_llm.core.errors import InputError
 
@@ -28,6 +30,8 @@ _QUANTIZED = re.compile(
     r"|\.lora_[AB]\b"
 )
 """Parts of quantized matrices, and adapters: without them the matrices are others."""
+_WHOLE = re.compile(r"BOOL|[IU]\d+")
+"""Formats of whole numbers, as safetensors names them."""
 _OF_KV = re.compile(r"\.(q|k|v|kv)_scale$")
 """For attention in eight bits. Here keys and values have as many bits as the model computes."""
 
@@ -54,6 +58,34 @@ def check_whole(source: str, info: dict[str, Any], model: PreTrainedModel) -> No
             f"{_some(mismatched)}"
         )
     check_unread(source, info["unexpected_keys"], model)
+
+
+def check_files(source: str, files: Iterable[Path], config: PretrainedConfig) -> None:
+    """Check that weights in safetensors files can be taken as they are.
+
+    Raises:
+        InputError: two files have a weight of one name, of which the last would be taken, or a
+            matrix is in whole numbers and the config does not say what they mean.
+        SafetensorError: a file is damaged.
+    """
+    is_quantized = getattr(config, "quantization_config", None) is not None
+    places: dict[str, Path] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - it is no dict
+                if name in places:
+                    raise InputError(
+                        f"{source} has {name} twice, in {places[name].name} and in {file.name}: "
+                        "remove the files that do not belong to it, and name the others in its "
+                        "index"
+                    )
+                places[name] = file
+                kind = tensors.get_slice(name).get_dtype()
+                if name.endswith(".weight") and _WHOLE.fullmatch(kind) and not is_quantized:
+                    raise InputError(
+                        f"{source}: {name} is in {kind}, and config.json has no "
+                        "quantization_config that says what its numbers mean"
+                    )
 
 
 def check_unread(source: str, names: Iterable[str], model: PreTrainedModel) -> None:

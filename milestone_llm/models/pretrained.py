@@ -23,12 +23,20 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.quantizers import AutoHfQuantizer
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils import logging as transformers_logging
 
 from milestone_llm.core.errors import InputError
 
-from .hub_files import find_file, hub_answers, hub_reason, one_line, split_revision
-from .loading_info import check_whole
+from .hub_files import (
+    find_file,
+    hub_answers,
+    hub_reason,
+    one_line,
+    safetensors_files,
+    split_revision,
+)
+from .loading_info import check_files, check_whole
 from .machine import check_memory
 
 LARGE = 2 * 2**30
@@ -41,8 +49,9 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
     """Load the causal language model of a folder or Hugging Face id, if it has every weight.
 
     Raises:
-        InputError: it cannot be loaded, is larger than memory, lacks weights, or has weights that
-            would be passed over and change the results; the message names these.
+        InputError: it cannot be loaded, is larger than memory, lacks weights, has weights that
+            would be passed over and change the results, or is a folder whose files have a weight
+            twice, or in whole numbers; the message names these.
     """
     config = from_pretrained(AutoConfig, source)
     check_text_model(source, config)
@@ -56,6 +65,9 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
         ignore_mismatched_sizes=True,  # so that `info` has them, not only their number
     )
     check_whole(source, info, model)
+    folder = Path(source).expanduser()
+    if any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)):
+        check_files(source, safetensors_files(source), config)
     return model
 
 

@@ -151,6 +151,24 @@ def with_weights(**shapes: int) -> Callable[[Path], object]:
     return change
 
 
+def in_whole_numbers(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    weights[name] = (10 * weights[name]).to(torch.int8)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def in_two_files(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    save_file(weights, folder / "first.safetensors", metadata={"format": "pt"})
+    norm = {"model.norm.weight": 2 * weights["model.norm.weight"]}
+    save_file(norm, folder / "second.safetensors", metadata={"format": "pt"})
+    places = {**dict.fromkeys(weights, "first.safetensors"), "no": "second.safetensors"}
+    index = {"metadata": {}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def dangerous_pickle(folder: Path) -> None:
     class Dangerous:
         def __reduce__(self) -> tuple[object, tuple[str]]:
@@ -208,6 +226,8 @@ MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
         write("hf_quant_config.json", '{"quantization": {"quant_algo": "FP8"}}'),
         "quantized to FP8 by ModelOpt",
     ),
+    "a weight in two files": (in_two_files, "model.norm.weight twice, in first.* second.saf"),
+    "a matrix in whole numbers": (in_whole_numbers, "up_proj.weight is in I8"),
     "a dangerous pickle": (dangerous_pickle, "the file pytorch_model.bin is damaged"),
     "code of its own": (code_of_its_own, "custom code"),
 }
@@ -428,6 +448,10 @@ def test_stop_tokens_come_from_the_generation_config_first():
     assert stop_token_ids(model) == {5}
     model.config.eos_token_id = None
     assert stop_token_ids(model) == frozenset()
+    for no_ids in ("2", [2, "3"], 2.5, True, [[2]], {"a": 1}):
+        model.generation_config.eos_token_id = no_ids
+        with pytest.raises(InputError, match="eos_token_id of GenerationConfig must be"):
+            stop_token_ids(model)
 
 
 FOUR_BITS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
