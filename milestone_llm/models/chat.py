@@ -80,11 +80,17 @@ def _plain_message(message: Json, where: str) -> Json:
     """Return a message with a text as its content and objects as its calls' arguments.
 
     Raises:
-        InputError: it has no role or no content, a part that is not text, or a malformed call.
+        InputError: it has no role or no content, a part that is not text, or a malformed or old
+            form of a call.
     """
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InputError(f"{where} needs a role, such as 'user', got {role!r:.200}")
+    if message.get("function_call"):
+        raise InputError(
+            f"{where}.function_call is the old form of a call: give it as one of tool_calls, and "
+            "its result as a message of the role tool"
+        )
     plain = {**message, "content": _text_of(message.get("content"), role, where)}
     if calls := plain.pop("tool_calls", None):
         plain["tool_calls"] = _read_calls(calls, f"{where}.tool_calls")

@@ -72,6 +72,12 @@ def refusal_of(server, path, body):
         (CHATS, chat(*HELLO, top_logprobs=3), "needs logprobs", "top_logprobs"),
         (CHATS, said(None), "messages.0: a message of role user needs", "messages"),
         (CHATS, said({}), "messages.0.content: it must be text or a list of", "messages"),
+        (
+            CHATS,
+            chat({"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}),
+            "messages.0.function_call is the old form",
+            "messages",
+        ),
         (CHATS, said([IMAGE]), "image_url are not supported", "messages"),
         (DETOKENIZE, {"tokens": [-1]}, "token ids", "tokens"),
         (TOKENIZE, {}, "either prompt or messages", "prompt"),
@@ -166,6 +172,9 @@ def test_a_refusal_of_much_is_short(m4):
         (COMPLETIONS, "guided_decoding", None, {"regex": "a"}),
         (COMPLETIONS, "structural_tag", None, "{}"),
         (CHATS, "add_special_tokens", False, True),
+        (COMPLETIONS, "prompt_embeds", None, "a"),
+        (CHATS, "repeat_penalty", 1.0, 1.3),
+        (CHATS, "typical_p", 1, 0.5),
         (DETOKENIZE, "skip_special_tokens", True, False),
     ],
 )

@@ -26,9 +26,12 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
     "chat_template_kwargs": ({},),  # without a chat template
     "continue_final_message": (False,),
+    "custom_logit_processor": (),
     "documents": ([],),
-    "echo": (False,),  # in chats
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
     "ebnf": (),
+    "echo": (False,),  # in chats
     "function_call": ("none",),
     "functions": ([],),
     "grammar": (),
@@ -40,22 +43,33 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "json_schema": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
+    "lora": ([],),
+    "lora_path": (),
+    "mirostat": (0,),
     "modalities": (["text"],),
+    "n_predict": (),
     "prediction": (),
+    "prompt_embeds": (),
     "prompt_logprobs": (),
     "regex": (),
+    "repeat_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "skip_special_tokens": (True,),
+    "stop_regex": (),
     "structural_tag": (),
     "structured_outputs": ({},),
     "suffix": ("",),
+    "thinking_token_budget": (),
     "tool_choice": ("none", "auto"),  # without a chat
     "tools": ([],),
+    "top_n_sigma": (-1,),
     "truncate_prompt_tokens": (),
+    "typical_p": (1,),
     "use_beam_search": (False,),
     "web_search_options": (),
+    "xtc_probability": (0,),
 }
 """Known fields that are not supported, and the values (besides null) that have no effect. A body
 with a field of this name does support it."""
