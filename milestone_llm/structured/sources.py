@@ -104,13 +104,14 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
     _check_open_intervals(schema)
     _check_multiples(schema)
     _check_patterns(schema)
-    _check_num_properties(schema)
     _check_end(schema_can_end(schema))
     options = schema.get("x-guidance", {})
     if not isinstance(options, dict):
         return schema  # llguidance refuses it
     if options.get("lenient") is True:
         schema = _without_unknown_patterns(schema, left_out)
+    else:
+        _check_num_properties(schema)
     if "whitespace_flexible" not in options:
         options = {"whitespace_pattern": _BLANKS, **options}
     if not _CONTROL.search(json.dumps(schema)):
