@@ -114,7 +114,8 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
         _check_num_properties(schema)
     if "whitespace_flexible" not in options:
         options = {"whitespace_pattern": _BLANKS, **options}
-    if not _CONTROL.search(json.dumps(schema)):
+    fixed = [(each.get("const"), each.get("enum")) for each in _dicts(schema)]
+    if not _CONTROL.search(json.dumps(fixed)):
         options = {"json_allowed_escapes": _ESCAPES, **options}
     return {**schema, "x-guidance": options}
 
