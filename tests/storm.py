@@ -4,11 +4,12 @@
     python tests/storm.py --seed 7 --milestone m4_prefix_chunked      one case again
 
 Requests come, continue earlier answers, are aborted and end; ids are used again. There are
-priorities, salts, several completions, EOS, chunks, draft tokens, swapping, cache resets,
-`generate` and `stream` in between, invalid tokens, faults in the scheduler, the forward pass, the
-collection of its tokens and the trace, and Ctrl-C at any line of all this. At the end, every
-request must have had the tokens that it would have had alone, a request may have failed only if it
-was in a step that failed, and no KV memory may be lost.
+priorities, salts, several completions, EOS, chunks, draft tokens, swapping, cache resets, requests
+for the host's sampler or for all logits of a prompt, `generate` and `stream` in between, invalid
+tokens, faults in the scheduler, the forward pass, the collection of its tokens and the trace, and
+Ctrl-C at any line of all this. At the end, every request must have had the tokens that it would
+have had alone, a request may have failed only if it was in a step that failed, and no KV memory may
+be lost.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from m1_single import RequestOutput, SamplingParams
 from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
 from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
 from m4_prefix_chunked.speculation import draft_token_ids
+from m5_kernels.device_state import MAX_DEVICE_BIASES
 from m5_kernels.extras.spec_decode.proposer import DeviceProposer
+from m5_kernels.sampler import needs_tokens
 from milestone_llm import MILESTONES
 from milestone_llm.core.kv import NULL_BLOCK
 from milestone_llm.core.outputs import SampledToken
@@ -42,6 +45,8 @@ from milestone_llm.models.tiny_models import VOCAB_SIZE, build_tiny_model
 
 GROUPS = [(3, "wwf"), (5, "fwww"), (8, "wf"), (11, "wwwwwf"), (4, "ww")]
 """Windows, and which layers have them."""
+MANY_BIASES = dict.fromkeys(range(MAX_DEVICE_BIASES + 1), 0.0)
+"""More than M5's device knows: the host samples, and must know the tokens before."""
 LONGEST = 64
 """`max_model_len` where memory decides, if memory holds so much."""
 
@@ -120,6 +125,9 @@ class Storm:
     def __init__(self, milestone: str, seed: int, has_groups: bool = False) -> None:
         self.milestone = milestone
         self.rng = random.Random(f"{milestone}/{seed}")
+        self.host_rng = random.Random(f"{milestone}/{seed}/host sampler")
+        self.has_host = self.host_rng.random() < 0.5
+        """Whether some requests need more of the host: its sampler, or logits of their prompt."""
         self.counts: Counter[str] = Counter()
         self.fields = self._random_fields()
         package = importlib.import_module(milestone)
@@ -236,6 +244,8 @@ class Storm:
             ignore_eos=rng.random() < 0.3,
             n=rng.randint(1, min(most, self.fields["max_num_seqs"])),
             cache_salt=rng.choice(("", "", "other")),
+            prompt_logprobs=self.host_rng.choice((None, None, None, 0)) if self.has_host else None,
+            logit_bias=self.host_rng.choice(({}, {}, {}, MANY_BIASES)) if self.has_host else {},
         )
         return prompt, params
 
@@ -400,6 +410,10 @@ class Storm:
         assert not (plan.preempted and newcomers)
         self.counts["late"] += sum(each.request.num_in_flight for each in plan.preempted)
         if self.is_late:
+            if self.engine.core.in_flight:
+                self.counts["awaited"] += any(
+                    needs_tokens(row) for row in rows if row.phase == "decode"
+                )
             return
         assert seniors[:1] not in [[each.request] for each in plan.preempted]
         forked = {request for row in rows for request in row.sampling_requests[1:]}

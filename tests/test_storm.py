@@ -12,7 +12,8 @@ HAPPENS = {
     "m1": ["stop", "length", "abort", "error", "raised", "interrupted"],
     "m3": ["preemptions", "copied_blocks"],
     "m4": ["saved_tokens", "evictions", "resets", "accepted", "rejected"],
-    "m5": ["late"],  # preempted while a token of theirs was on its way
+    # preempted while a token of theirs was on its way; planned, and launched once it had come
+    "m5": ["late", "awaited"],
 }
 
 
