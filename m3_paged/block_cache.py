@@ -19,8 +19,6 @@ class BlockCache:
 
     group_of_layers: Sequence[int] = ()
     """The group of each layer, whose block tables it reads; empty: all are in one group."""
-    num_null_blocks = 0
-    """Blocks that hold zeros and belong to nobody."""
 
     def __init__(
         self,
@@ -33,7 +31,7 @@ class BlockCache:
         self.shape = KVShape.of(model, dtype)
         self.num_blocks, self.block_size = num_blocks, block_size
         self.device = model.device
-        self.keys, self.values = self._tensors(num_blocks + self.num_null_blocks, self.device)
+        self.keys, self.values = self._tensors(num_blocks, self.device)
         host = torch.device("cpu")
         self.host_keys, self.host_values = self._tensors(num_host_blocks, host)
         self._workspace = torch.empty(0)

@@ -62,12 +62,11 @@ class LLMEngine(BaseEngine):
         config = with_swap_space(config, loaded.model, num_blocks)
         sample = sample_and_verify if config.speculation else sample_rows
         if groups.has_windows and groups.fits(config, max_model_len, num_blocks):
-            from .hybrid.hybrid_cache import in_groups
+            from .hybrid.hybrid_cache import grouped_scheduler
             from .hybrid.hybrid_runner import HybridBlockCache, HybridModelRunner
 
             num_blocks = groups.num_blocks(num_blocks)
-            make_scheduler = in_groups(make_scheduler)
-            scheduler: Scheduler = make_scheduler(config, max_model_len, num_blocks, groups)
+            scheduler = grouped_scheduler(make_scheduler, config, max_model_len, num_blocks, groups)
             if runner is None:
                 own = HybridBlockCache(
                     loaded.model, num_blocks, config.block_size, groups, scheduler.num_host_blocks

@@ -130,14 +130,14 @@ class LLMEngine(BaseEngine):
         config = with_swap_space(config, loaded.model, num_blocks)
         parts, groups = backend.scheduler_parts or {}, None
         if layers.has_windows and layers.fits(config, max_model_len, num_blocks):
-            from m4_prefix_chunked.hybrid.hybrid_cache import in_groups
+            from m4_prefix_chunked.hybrid.hybrid_cache import grouped_scheduler
             from m4_prefix_chunked.hybrid.hybrid_runner import HybridBlockCache
 
             groups = layers
             num_blocks = groups.num_blocks(num_blocks)
             check_rows(config.max_num_seqs, max_model_len, config.block_size, device, len(groups))
-            scheduler: Scheduler = in_groups(make_scheduler)(
-                config, max_model_len, num_blocks, groups, **parts
+            scheduler = grouped_scheduler(
+                make_scheduler, config, max_model_len, num_blocks, groups, **parts
             )
         else:
             scheduler = make_scheduler(config, max_model_len, num_blocks, **parts)

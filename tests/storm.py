@@ -30,7 +30,7 @@ from helpers.engines import assert_empty, make_engine
 from helpers.interrupter import Interrupter
 from helpers.read_back import ReadBackRunner, right_output, some_wrong
 from m1_single import RequestOutput, SamplingParams
-from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
+from m4_prefix_chunked.hybrid.hybrid_cache import HybridKVCacheManager
 from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
 from m4_prefix_chunked.speculation import draft_token_ids
 from m5_kernels.device_state import MAX_DEVICE_BIASES
@@ -148,9 +148,10 @@ class Storm:
         self.engine = make_engine(package, model, runner=self.runner, **self.fields)
         self.fields["max_model_len"] = self.engine.max_model_len
         self.scheduler = self.engine.scheduler
-        if not isinstance(self.scheduler, HybridScheduler):
+        is_hybrid = isinstance(getattr(self.scheduler, "kv", None), HybridKVCacheManager)
+        if not is_hybrid:
             self.runner.windows = (None,)
-        self.counts["hybrid"] += isinstance(self.scheduler, HybridScheduler)
+        self.counts["hybrid"] += is_hybrid
         if speculation := getattr(self.scheduler, "speculation", None):
             speculation.proposer = DeviceProposer() if self.is_late else Clairvoyant()
         self._watch_plans()

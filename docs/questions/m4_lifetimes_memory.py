@@ -9,7 +9,7 @@ lines are the `max_model_len` of an engine that is given none.
 from functools import partial
 
 from m4_prefix_chunked.config import EngineConfig
-from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
+from m4_prefix_chunked.hybrid.hybrid_cache import grouped_scheduler
 from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
 from m4_prefix_chunked.scheduler import Scheduler
 from milestone_llm.core.outputs import SampledToken
@@ -39,7 +39,9 @@ def serve(
         scheduler = Scheduler(config, num_tokens, num_blocks)
         share = 1.0
     else:
-        scheduler = HybridScheduler(config, num_tokens, groups.num_blocks(num_blocks), groups)
+        scheduler = grouped_scheduler(
+            Scheduler, config, num_tokens, groups.num_blocks(num_blocks), groups
+        )
         share = groups.size / groups.num_layers
     params = SamplingParams(max_tokens=NUM_OUT, ignore_eos=True)
     for index in range(num_requests):

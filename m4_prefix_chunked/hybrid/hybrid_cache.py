@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from m3_paged.preemption import Preempter
 from m4_prefix_chunked.caching_pool import CachingBlockPool
@@ -19,7 +20,6 @@ from m4_prefix_chunked.config import EngineConfig
 from m4_prefix_chunked.kv_cache_manager import KVCacheManager
 from m4_prefix_chunked.prefix_cache import PrefixCache, PrefixHit
 from m4_prefix_chunked.scheduler import Scheduler
-from m4_prefix_chunked.speculation import Proposer, Speculation
 from milestone_llm.core.errors import InputError
 from milestone_llm.core.kv import NULL_BLOCK, BlockTables, KVEvent, KVUsage, tables_of
 from milestone_llm.core.plan import StepPlan
@@ -199,7 +199,7 @@ class HybridKVCacheManager(KVCacheManager):
 
     def _hit(self, request: Request) -> PrefixHit:
         hit = super()._hit(request)
-        if request.status is RequestStatus.SWAPPED and not hit.blocks:
+        if request.status is RequestStatus.SWAPPED:
             first, *further = (
                 [NULL_BLOCK] * group.first_needed(hit.num_tokens) for group in self.grouped.groups
             )
@@ -259,38 +259,35 @@ class HybridKVCacheManager(KVCacheManager):
         return {**super().stats(running), "kv": kv}
 
 
-def in_groups(scheduler: type[Scheduler]) -> type[HybridScheduler]:
-    """Return M4's scheduler, or a subclass of it, over a KV manager with groups."""
-    if scheduler is Scheduler:
-        return HybridScheduler
-    names = {"__module__": scheduler.__module__}
-    return type(f"{scheduler.__name__}InGroups", (HybridScheduler, scheduler), names)
+def grouped_scheduler(
+    make_scheduler: Callable[..., Scheduler],
+    config: EngineConfig,
+    max_model_len: int,
+    num_blocks: int,
+    groups: LayerGroups,
+    **parts: Any,
+) -> Scheduler:
+    """Return M4's scheduler, or a subclass of it, with the KV manager for groups in the place of
+    its own. It plans as before.
 
+    parts: its further arguments.
 
-class HybridScheduler(Scheduler):
-    """M4's scheduler over a KV manager with groups. It plans as M4's does."""
-
-    def __init__(
-        self,
-        config: EngineConfig,
-        max_model_len: int,
-        num_blocks: int,
-        groups: LayerGroups,
-        proposer: Proposer | None = None,
-        can_guess: Callable[[StepPlan], bool] | None = None,
-    ) -> None:
-        # M4 wants blocks for all tokens. Here fewer may do.
-        num_filled = config.num_blocks_for(max_model_len)
-        super().__init__(config, max_model_len, max(num_blocks, num_filled))
-        self.num_blocks = num_blocks
-        self.kv = HybridKVCacheManager(config, num_blocks, groups)
-        self.num_host_blocks = groups.num_host_blocks(config, num_blocks)
-        num_needed = groups.num_blocks_for(config, max_model_len)
-        if num_needed > num_blocks:
-            raise InputError(
-                f"one request of max_model_len={max_model_len} takes {num_needed} KV blocks of "
-                f"{config.block_size} tokens in {len(groups)} groups of layers, and there are "
-                f"{num_blocks}: raise kv_cache_tokens or lower max_model_len"
-            )
-        if config.speculation:
-            self.speculation = Speculation(config, self.kv, proposer, can_guess)
+    Raises:
+        InputError: the blocks do not hold a request of `max_model_len`.
+    """
+    # M4 wants blocks for all tokens. Here fewer may do.
+    num_filled = config.num_blocks_for(max_model_len)
+    scheduler = make_scheduler(config, max_model_len, max(num_blocks, num_filled), **parts)
+    num_needed = groups.num_blocks_for(config, max_model_len)
+    if num_needed > num_blocks:
+        raise InputError(
+            f"one request of max_model_len={max_model_len} takes {num_needed} KV blocks of "
+            f"{config.block_size} tokens in {len(groups)} groups of layers, and there are "
+            f"{num_blocks}: raise kv_cache_tokens or lower max_model_len"
+        )
+    scheduler.num_blocks = num_blocks
+    scheduler.num_host_blocks = groups.num_host_blocks(config, num_blocks)
+    scheduler.kv = HybridKVCacheManager(config, num_blocks, groups)
+    if scheduler.speculation:
+        scheduler.speculation.kv = scheduler.kv
+    return scheduler

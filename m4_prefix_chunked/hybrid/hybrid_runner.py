@@ -37,8 +37,6 @@ class HybridBlockCache(BlockCache):
     The last block of each tensor holds zeros and belongs to nobody: `NULL_BLOCK` is read there.
     """
 
-    num_null_blocks = 1
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -49,7 +47,8 @@ class HybridBlockCache(BlockCache):
         dtype: str | None = None,
     ) -> None:
         self.groups, self.group_of_layers = groups, groups.group_of_layers()
-        super().__init__(model, num_blocks, block_size, num_host_blocks, dtype)
+        super().__init__(model, num_blocks + 1, block_size, num_host_blocks, dtype)
+        self.num_blocks = num_blocks
 
     @property
     def tensors(self) -> list[torch.Tensor]:

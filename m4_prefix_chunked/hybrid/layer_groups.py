@@ -65,13 +65,11 @@ class LayerGroups:
             kinds = ["full_attention"] * config.num_hidden_layers
         return cls.of_windows([window if kind == "sliding_attention" else None for kind in kinds])
 
-    def usable(
-        self, config: EngineConfig, max_model_len: int, scheduler: type = Scheduler
-    ) -> LayerGroups:
+    def usable(self, config: EngineConfig, max_model_len: int, scheduler: type) -> LayerGroups:
         """Return these groups, or a single one that keeps every block.
 
         It is a single one if no request outgrows a window, or if groups are turned off; and, with a
-        warning, for a scheduler of one's own that is not M4's with changes.
+        warning, for a scheduler of one's own that is no subclass of M4's.
 
         Args:
             scheduler: its class.

@@ -33,8 +33,8 @@ _BLANKS = rf"[\x20\x0A\x0D\x09]{{1,{MAX_BLANKS}}}"
 _ESCAPES = 'nrbtf\\"'
 """Escapes of JSON that texts may have: not `u`. With it llguidance takes the name "\\u0061" for
 another one than "a", with a schema of its own."""
-_CONTROL = re.compile(r"\\u00[01]")
-"""A character, in ASCII's JSON, that needs the escape `u`."""
+_CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
+"""A control character in JSON, which needs the escape `u`. Two backslashes are one character."""
 _COMBINES = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
 """Keys by which several `multipleOf` may become one, of their least common multiple."""
 _UPPER_BOUNDS = {"maximum", "exclusiveMaximum"}

@@ -4,8 +4,9 @@ import pytest
 
 from helpers.schedulers import Life, of_length
 from m4_prefix_chunked.config import EngineConfig
-from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
+from m4_prefix_chunked.hybrid.hybrid_cache import grouped_scheduler
 from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
+from m4_prefix_chunked.scheduler import Scheduler
 from milestone_llm.core.kv import NULL_BLOCK
 
 EXERCISE = ("m4_blocks_held.py", "blocks_held")
@@ -24,7 +25,7 @@ TOLD = "may begin inside a block"
 def test_it_says_what_the_manager_holds(exercise, window, block_size):
     groups = LayerGroups((None, window), ((0,), (1,)))
     config = EngineConfig(block_size=block_size, max_num_seqs=1)
-    life = Life(scheduler=HybridScheduler(config, 48, 80, groups))
+    life = Life(scheduler=grouped_scheduler(Scheduler, config, 48, 80, groups))
     life.device.windows = groups.windows
     life.add(of_length("a", 1, max_tokens=30))
     while life.scheduler.has_unfinished_requests():

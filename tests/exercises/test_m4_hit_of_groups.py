@@ -4,8 +4,9 @@ import random
 
 from helpers.schedulers import Life, prompt, request_of
 from m4_prefix_chunked.config import EngineConfig
-from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
+from m4_prefix_chunked.hybrid.hybrid_cache import grouped_scheduler
 from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
+from m4_prefix_chunked.scheduler import Scheduler
 
 EXERCISE = ("m4_hit_of_groups.py", "blocks_of_hit")
 
@@ -24,7 +25,9 @@ def test_it_finds_what_the_prefix_cache_finds(exercise):
     for _ in range(60):
         windows = (None, *rng.sample(range(2, 14), rng.choice((1, 2))))
         groups = LayerGroups(windows, tuple((layer,) for layer in range(len(windows))))
-        life = Life(scheduler=HybridScheduler(EngineConfig(block_size=4), 60, 90, groups))
+        life = Life(
+            scheduler=grouped_scheduler(Scheduler, EngineConfig(block_size=4), 60, 90, groups)
+        )
         life.device.windows = windows
         life.run(request_of("a", prompt("ABCDEF", 1)))
         asked = request_of("b", prompt("ABCDEF", 2))

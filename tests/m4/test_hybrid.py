@@ -19,7 +19,7 @@ from helpers.engines import (
 )
 from helpers.schedulers import Life, assert_tokens, of_length, prompt, request_of
 from m4_prefix_chunked.config import EngineConfig
-from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
+from m4_prefix_chunked.hybrid.hybrid_cache import HybridKVCacheManager, grouped_scheduler
 from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
 from m4_prefix_chunked.scheduler import Scheduler
 from m5_kernels.decoder.config import DecoderConfig
@@ -38,7 +38,7 @@ def hybrid_life(num_blocks=40, windows=(None, 6), max_model_len=48, **fields):
     fields = {"max_num_seqs": 4, "max_num_batched_tokens": 8, "block_size": SIZE, **fields}
     groups = LayerGroups(windows, tuple((layer,) for layer in range(len(windows))))
     config = EngineConfig(**fields)
-    life = Life(scheduler=HybridScheduler(config, max_model_len, num_blocks, groups))
+    life = Life(scheduler=grouped_scheduler(Scheduler, config, max_model_len, num_blocks, groups))
     life.device.windows = windows
     return life
 
@@ -116,7 +116,7 @@ def test_all_blocks_are_kept_where_groups_cannot_be_and_a_line_says_why(fields, 
     own = dict(fields)
     arguments = own.pop("max_model_len", 25), own.pop("scheduler", Scheduler)
     groups = LayerGroups.of_config(build_tiny_model("gemma3").config)
-    assert groups.usable(EngineConfig(), 25) is groups
+    assert groups.usable(EngineConfig(), 25, Scheduler) is groups
     assert not caplog.records
     single = groups.usable(EngineConfig(**own), *arguments)
     assert (single.windows, single.layers) == ((None,), ((0, 1, 2),))
@@ -139,7 +139,7 @@ def test_a_scheduler_of_ones_own_plans_over_groups(package, tmp_path):
     engine = make_engine(package, model, **fields)
     outputs = engine.generate(prompts, greedy(12))
     assert [each.token_ids for each in outputs] == [hf_greedy(model, each) for each in prompts]
-    assert isinstance(engine.scheduler, HybridScheduler)
+    assert isinstance(engine.scheduler.kv, HybridKVCacheManager)
     assert engine.scheduler.is_own
     assert engine.stats()["preemptions"] > 0
 
@@ -180,7 +180,7 @@ def test_tokens_are_those_of_huggingface(package, family, window, few_tokens, fi
     expected = [hf_greedy(model, each) for each in prompts]
     fields = {"kv_cache_tokens": few_tokens, **fields}
     engine = make_engine(package, model, max_model_len=100, max_num_seqs=9, **fields)
-    assert isinstance(engine.scheduler, HybridScheduler)
+    assert isinstance(engine.scheduler.kv, HybridKVCacheManager)
     for _ in range(2):  # the second time with what the prefix cache has kept
         outputs = engine.generate(prompts, greedy(12))
         assert [each.token_ids for each in outputs] == expected
@@ -201,7 +201,7 @@ def test_further_families_with_windows_have_groups_and_the_same_tokens(family, k
     engine = make_engine(
         m4_prefix_chunked, model, max_model_len=64, block_size=4, max_num_batched_tokens=16
     )
-    assert isinstance(engine.scheduler, HybridScheduler)
+    assert isinstance(engine.scheduler.kv, HybridKVCacheManager)
     for _ in range(2):
         outputs = engine.generate(prompts, greedy(8))
         assert [each.token_ids for each in outputs] == expected
@@ -222,7 +222,7 @@ def test_families_whose_layers_all_have_a_window_hold_that_window(package, famil
         package, model, max_model_len=100, block_size=4, max_num_batched_tokens=16,
         kv_cache_tokens=64,
     )  # fmt: skip
-    assert isinstance(engine.scheduler, HybridScheduler)
+    assert isinstance(engine.scheduler.kv, HybridKVCacheManager)
     for _ in range(2):
         outputs = engine.generate(prompts, greedy(8))
         assert [each.token_ids for each in outputs] == expected
@@ -238,7 +238,7 @@ def test_m5_gives_the_same_tokens_with_drafts_that_are_rejected(family, window, 
         m5_kernels, model, max_model_len=100, block_size=4, kv_cache_tokens=200,
         speculation="ngram", async_scheduling=async_scheduling,
     )  # fmt: skip
-    assert isinstance(engine.scheduler, HybridScheduler)
+    assert isinstance(engine.scheduler.kv, HybridKVCacheManager)
     outputs = engine.generate(prompts, greedy(24))
     assert [each.token_ids for each in outputs] == expected
     stats = engine.stats()
@@ -259,7 +259,7 @@ def test_on_a_gpu_graphs_and_kernels_read_the_tables_of_each_group(
         m5_kernels, model, max_model_len=100, speculation=speculation,
         **{"block_size": 4, "kv_cache_tokens": 104, "max_num_batched_tokens": 24, **fields},
     )  # fmt: skip
-    assert isinstance(engine.scheduler, HybridScheduler)
+    assert isinstance(engine.scheduler.kv, HybridKVCacheManager)
     for _ in range(2):
         outputs = engine.generate(prompts, greedy(12))
         assert [each.token_ids for each in outputs] == expected
@@ -455,7 +455,7 @@ def test_blocks_that_went_back_before_their_request_went_wrong_are_not_found_aga
     engine = make_engine(
         m4_prefix_chunked, model, max_model_len=64, block_size=4, max_num_batched_tokens=16
     )
-    assert isinstance(engine.scheduler, HybridScheduler)
+    assert isinstance(engine.scheduler.kv, HybridKVCacheManager)
     (prompt,) = random_prompts([40])
     values = engine.model.model.layers[0].self_attn.v_proj
     forward = values.forward

@@ -369,6 +369,7 @@ def takes(schema: Any, text: str) -> bool:
         {"properties": {"a": {"type": "null"}}},
         {"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}},
         {"patternProperties": {"a": {"type": "null"}}, "description": "\x1b"},
+        {"properties": {"a": {"type": "null"}, "c": {"const": r"\u0001"}}},
     ],
 )
 def test_a_name_is_not_spelled_so_that_another_schema_holds(schema: Any) -> None:

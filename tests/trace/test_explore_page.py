@@ -23,7 +23,7 @@ from docs import scene
 from helpers.engines import every_milestone, greedy, make_engine, tiny_model
 from helpers.pages import ENGLISH, Opened, assert_whole_and_accessible
 from helpers.read_back import ReadBackRunner
-from m4_prefix_chunked.hybrid.hybrid_cache import HybridScheduler
+from m4_prefix_chunked.hybrid.hybrid_cache import HybridKVCacheManager
 from m4_prefix_chunked.hybrid.layer_groups import LayerGroups
 from milestone_llm.core.kv import NULL_BLOCK, tables_of
 from milestone_llm.core.plan import LaunchedStep, StepPlan
@@ -108,7 +108,7 @@ def random_run(
     runner = WatchedRunner(fields.get("block_size"))
     fields = {"max_num_seqs": 4, "max_model_len": 40, "trace": "memory"} | fields
     engine = make_engine(package, model, runner=runner, **fields)
-    if isinstance(engine.scheduler, HybridScheduler):
+    if isinstance(engine.scheduler.kv, HybridKVCacheManager):
         runner.windows = LayerGroups.of_config(engine.model.config).windows
     runner.watch(engine.scheduler)
     step = 0

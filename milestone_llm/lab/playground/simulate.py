@@ -239,8 +239,9 @@ def assemble(
     if max(sizes) > MAX_BLOCKS:
         raise InputError(f"here are at most {MAX_BLOCKS:,} rows and blocks, got {max(sizes):,}")
     if groups and groups.has_windows and groups.fits(config, length, *pool):
-        make_scheduler = hybrid.in_groups(scheduler_class)
-        return make_scheduler(config, length, groups.num_blocks(*pool), groups), config
+        num_blocks = groups.num_blocks(*pool)
+        scheduler = hybrid.grouped_scheduler(scheduler_class, config, length, num_blocks, groups)
+        return scheduler, config
     return scheduler_class(config, length, *pool), config
 
 
