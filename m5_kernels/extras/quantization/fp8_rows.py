@@ -11,6 +11,7 @@ library's fastest. Who reads the result multiplies.
     round_rows    what attention returns
 
 The largest number of a row must be known before its first is rounded, so a program has a whole row.
+A row of gates and ups is long, so it comes in blocks, and no lane is left over.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ import torch
 from m5_kernels.kernels.launch import PLAIN, Launch
 from m5_kernels.kernels.pdl import wait_for_previous
 from m5_kernels.kernels.rms_norm import add_rms_norm_torch, norm_of_row
-from m5_kernels.kernels.silu_mul import gated, silu_mul_torch
-from m5_kernels.kernels.triton_or_twin import next_power_of_2, tl, triton
+from m5_kernels.kernels.silu_mul import silu_mul_torch
+from m5_kernels.kernels.triton_or_twin import ceil_div, next_power_of_2, tl, triton
 
 from .fp8_weight import E4M3, LARGEST
+
+LEAST = 1e-30
+"""A row of smaller numbers is rounded with the scale of this one: 448 / LEAST is finite."""
+MOST_COLUMNS = 4096
+"""Of a block of gates and ups."""
 
 
 class RoundedRows(NamedTuple):
@@ -44,12 +50,11 @@ class RoundedRows(NamedTuple):
 
     @classmethod
     def round(cls, rows: torch.Tensor) -> RoundedRows:
-        """Specify how rows are rounded. A row of zeros has the scale 1 / 448."""
+        """Specify how rows are rounded. No scale is smaller than that of a row with `LEAST`."""
         wide = rows.float()
-        scale = wide.abs().amax(1) / LARGEST
-        scale = torch.where(scale == 0, 1 / LARGEST, scale)
-        values = (wide / scale[:, None]).clamp(-LARGEST, LARGEST).to(E4M3)
-        return cls(values, scale)
+        largest = wide.abs().amax(1).clamp(min=LEAST)
+        values = (wide * (LARGEST / largest)[:, None]).clamp(-LARGEST, LARGEST).to(E4M3)
+        return cls(values, largest / LARGEST)
 
 
 class ScaledRows(NamedTuple):
@@ -84,14 +89,16 @@ def round_rows(rows: torch.Tensor, launch: Launch = PLAIN) -> RoundedRows:
 
 
 def silu_mul_rounded(gate_up: ScaledRows, launch: Launch = PLAIN) -> RoundedRows:
-    """Return silu(gate) * up of rows `[num_tokens, 2 * size]`, rounded."""
-    if not len(gate_up.values) or not launch.runs_triton(gate_up.values):
-        return RoundedRows.round(silu_mul_torch(gate_up.multiplied()))
-    num_tokens, size = gate_up.values.shape[0], gate_up.values.shape[1] // 2
-    rounded = RoundedRows.empty(num_tokens, size, gate_up.values.device)
+    """Return silu(gate) * up of rows `[num_tokens, 2 * size]`, computed in fp32, rounded once."""
+    values, factors = gate_up
+    if not len(values) or not launch.runs_triton(values):
+        return RoundedRows.round(silu_mul_torch(values.float() * factors[:, None]))
+    num_tokens, size = values.shape[0], values.shape[1] // 2
+    rounded = RoundedRows.empty(num_tokens, size, values.device)
+    block = min(MOST_COLUMNS, next_power_of_2(size))
     launch.kernel(_silu_mul_kernel, (num_tokens,))(
-        *gate_up, *rounded, gate_up.values.stride(0), size,
-        ROW=next_power_of_2(size), num_warps=16, **launch.pdl_options(),
+        values, factors, *rounded, values.stride(0), size,
+        BLOCK=block, NUM_BLOCKS=ceil_div(size, block), num_warps=16, **launch.pdl_options(),
     )  # fmt: skip
     return rounded
 
@@ -133,18 +140,30 @@ def _round_rows_kernel(rows, values, scales, stride, size, ROW: tl.constexpr, PD
 
 @triton.jit
 def _silu_mul_kernel(
-    gate_up, factors, values, scales, stride, size, ROW: tl.constexpr, PDL: tl.constexpr
-):
+    gate_up, factors, values, scales, stride, size,
+    BLOCK: tl.constexpr,
+    NUM_BLOCKS: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     wait_for_previous(PDL)
     token = tl.program_id(0).to(tl.int64)
-    columns = tl.arange(0, ROW)
-    mask = columns < size
-    dtype = gate_up.dtype.element_ty
     factor = tl.load(factors + token)
-    gate = tl.load(gate_up + token * stride + columns, mask=mask, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + token * stride + size + columns, mask=mask, other=0.0).to(tl.float32)
-    row = gated((gate * factor).to(dtype), (up * factor).to(dtype)).to(tl.float32)
-    _store_rounded(row, values + token * size + columns, scales + token, mask)
+    largest = tl.zeros([BLOCK], dtype=tl.float32)
+    blocks = tl.tuple(())
+    for block in tl.static_range(NUM_BLOCKS):
+        columns = block * BLOCK + tl.arange(0, BLOCK)
+        pointers = gate_up + token * stride + columns
+        gate = tl.load(pointers, mask=columns < size, other=0.0).to(tl.float32) * factor
+        up = tl.load(pointers + size, mask=columns < size, other=0.0).to(tl.float32) * factor
+        neurons = gate * tl.sigmoid(gate) * up
+        largest = _larger(largest, tl.abs(neurons))
+        blocks += (neurons,)
+    of_row = _largest(largest)
+    for block in tl.static_range(NUM_BLOCKS):
+        columns = block * BLOCK + tl.arange(0, BLOCK)
+        rounded = _rounded(blocks[block], of_row)
+        tl.store(values + token * size + columns, rounded, mask=columns < size)
+    tl.store(scales + token, of_row / 448.0)
 
 
 @triton.jit
@@ -176,9 +195,23 @@ def _add_norm_kernel(
 
 @triton.jit
 def _store_rounded(row, values, scale_place, mask):
-    """Store a row in e4m3, and its scale, which is NaN if there is one in the row: `max` passes
-    over it."""
-    largest = tl.max(tl.abs(row), 0) + 0.0 * tl.sum(row, 0)
-    scale = tl.where(largest == 0, 1.0, largest) / 448.0
-    tl.store(values, (row / scale).to(tl.float8e4nv), mask=mask)
-    tl.store(scale_place, scale)
+    """Store a row in e4m3, and its scale."""
+    largest = _largest(tl.abs(row))
+    tl.store(values, _rounded(row, largest), mask=mask)
+    tl.store(scale_place, largest / 448.0)
+
+
+@triton.jit
+def _largest(sizes):
+    """Return the largest of a row of positive numbers: NaN if there is one, and at least LEAST."""
+    return _larger(tl.reduce(sizes, 0, _larger), 1e-30)
+
+
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _rounded(row, largest):
+    return (row * (448.0 / largest)).to(tl.float8e4nv)

@@ -46,7 +46,7 @@ def check_rounded(found: RoundedRows, expected: RoundedRows) -> None:
 
 
 @DTYPES
-@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 70), (5, 1000)], ids=str)
+@pytest.mark.parametrize("shape", [(0, 8), (1, 1), (3, 70), (2, 4100)], ids=str)
 def test_rows_are_rounded(shape: tuple[int, int], dtype: torch.dtype, device: str) -> None:
     rows, residual = torch.randn(2, *shape, dtype=dtype, device=device)
     rows[1:2] = 0
@@ -84,7 +84,7 @@ def test_one_row(size: tuple[int, int], is_gated: bool, dtype: torch.dtype, devi
     weight = Fp8Weight(*size, dtype, device)
     weight.round_from(torch.randn(size, device=device))
     bias = torch.randn(size[0], dtype=dtype, device=device)
-    row = torch.randn(1, size[1], dtype=dtype, device=device)
+    row = torch.randn(1, size[1], dtype=dtype, device=device) / size[1] ** 0.5
     expected = one_row_fp8(row.double(), weight, bias.double(), is_gated, launch=TWINS)
     assert relative_error(one_row_fp8(row, weight, bias, is_gated), expected) < 2e-2
 
