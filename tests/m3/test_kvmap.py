@@ -134,6 +134,15 @@ def test_every_kind_of_trace_gives_a_picture_that_names_what_happened(tmp_path: 
             assert f"<!-- {each} -->" in text, each
 
 
+@pytest.mark.parametrize("fields", [STORM, FORKS])
+def test_the_picture_and_the_summary_of_a_run_agree_on_how_much_is_empty(
+    fields: dict[str, int], tmp_path: Path
+) -> None:
+    records = trace(**fields)
+    text = draw_kvmap(records, tmp_path / "map.svg").read_text()
+    assert f" {kv_figures(records)['waste_share']:.1%} " in text
+
+
 @pytest.mark.parametrize(
     ("package", "name", "message"),
     [

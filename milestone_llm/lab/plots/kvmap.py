@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from milestone_llm.core.errors import InputError
+from milestone_llm.lab.explorer.kv_figures import kv_figures
 from milestone_llm.lab.explorer.spans import arrival_order, request_marks
 from milestone_llm.trace.records import StepRecord
 from milestone_llm.trace.text import plural, request_color
@@ -70,7 +71,7 @@ def _draw(records: Sequence[StepRecord], states: Sequence[BlockState]) -> Figure
     ]
     if copies:  # at the beginning of the new block
         axes.scatter(*zip(*copies, strict=True), **mark_style("copy_on_write", 30))
-    set_titles(axes, records[0].milestone, _subtitle(records, states), above=10)
+    set_titles(axes, records[0].milestone, _subtitle(records, states[0].block_size), above=10)
     handles: list[Artist] = [
         Patch(facecolor=request_color(index), label=name)
         for index, name in enumerate(order[:_MAX_LEGEND])
@@ -107,11 +108,8 @@ def _draw_blocks(axes: Axes, states: Sequence[BlockState], order: Sequence[str])
     )
 
 
-def _subtitle(records: Sequence[StepRecord], states: Sequence[BlockState]) -> str:
-    reserved = sum(state.num_reserved_tokens for state in states)
-    stored = sum(state.num_stored_tokens for state in states)
-    unit = plural(states[0].num_blocks, records[0].kv.unit)
-    text = f"{plural(len(states), 'step')}, {unit} of {plural(states[0].block_size, 'token')}"
-    return text + (
-        f", {1 - stored / reserved:.1%} of the reserved places empty" if reserved else ""
-    )
+def _subtitle(records: Sequence[StepRecord], size: int) -> str:
+    figures, unit = kv_figures(records), plural(records[0].kv.total, records[0].kv.unit)
+    text = f"{plural(len(records), 'step')}, {unit} of {plural(size, 'token')}"
+    empty = f", {figures['waste_share']:.1%} of the reserved places empty"
+    return text + (empty if figures["reserved_tokens"] else "")
