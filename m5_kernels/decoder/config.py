@@ -215,6 +215,9 @@ def rope_tables(config: Any, max_positions: int | None = None) -> torch.Tensor:
     Returns:
         fp32 `[num_tables, max_positions, head_dim]`, a position's cosines, then its sines.
         `DecoderConfig.ropes` has the table of each layer.
+
+    Raises:
+        InputError: an angle is no number, as with `rope_theta` 0.
     """
     model_class = AutoModelForCausalLM._model_mapping[type(config)]
     module = vars(sys.modules[model_class.__module__])
@@ -234,6 +237,8 @@ def rope_tables(config: Any, max_positions: int | None = None) -> torch.Tensor:
             cos, sin = (each[:, ::2] if is_in_row else each[:, :half] for each in (cos, sin))
         tables[index, :, :half] = cos
         tables[index, :, c.head_dim // 2 :][:, :half] = sin
+        if not tables[index].isfinite().all():
+            raise InputError(f"rope_parameters give angles that are no numbers: {kinds[kind]}")
     return tables
 
 

@@ -155,19 +155,20 @@ class FusedDecoder:
         Raises:
             InputError: a weight is missing, is not known here, or has another shape.
         """
-        slices = self.slices()
+        slices, embedding = self.slices(), "model.embed_tokens.weight"
         tied_head: torch.Tensor | None = None
         missing = set(slices)
         for name, weight in ((self.name_of(name), weight) for name, weight in weights):
-            if name == "lm_head.weight" and self.config.is_tied:
-                tied_head = weight[slices["model.embed_tokens.weight"].part]
-                continue
-            if name not in slices:
+            is_tied_head = name == "lm_head.weight" and self.config.is_tied
+            own = slices.get(embedding if is_tied_head else name)
+            if own is None:
                 raise InputError(f"the fused decoder has no use for the weight {name}")
-            own = slices[name]
             shape = tuple(weight.get_shape() if hasattr(weight, "get_shape") else weight.shape)
             if own.shape != shape:
                 raise InputError(f"the weight {name} has shape {shape}, not {own.shape}")
+            if is_tied_head:
+                tied_head = weight[own.part]
+                continue
             if own.convert is not None:
                 weight = Converted(weight, own.convert)
             if own.is_linear:
@@ -175,13 +176,16 @@ class FusedDecoder:
             else:
                 own.target.copy_(weight[own.part])
             missing.discard(name)
-        if missing:
-            raise InputError(f"{len(missing)} weights are missing, {min(missing)} among them")
         if tied_head is not None:
             rows = self.embedding[: len(tied_head)]
-            if not torch.equal(tied_head.to(rows), rows):
+            if embedding in missing:
+                rows.copy_(tied_head)
+                missing.remove(embedding)
+            elif not torch.equal(tied_head.to(rows), rows):
                 text = "tie_word_embeddings is true, and lm_head.weight is not the embedding"
                 raise InputError(f"{text}: it must be false in config.json")
+        if missing:
+            raise InputError(f"{len(missing)} weights are missing, {min(missing)} among them")
         self._finish()
 
     def load_randomly(self) -> None:

@@ -32,6 +32,7 @@ from m5_kernels.kernels.launch import PLAIN, Launch
 from m5_kernels.kernels.pdl import supports_pdl
 from m5_kernels.kernels.triton_or_twin import tl, triton
 from m5_kernels.tools.measure import relative_error
+from milestone_llm.core.errors import InputError
 from milestone_llm.models.hub_files import safetensors_files
 from milestone_llm.models.tiny_models import build_tiny_model
 
@@ -231,6 +232,13 @@ def test_a_head_that_is_tied_may_be_in_a_checkpoint_and_another_may_not(tmp_path
     save_file(weights, tmp_path / "model.safetensors")
     decoder = decoder_of(tmp_path)
     assert decoder.lm_head is decoder.embedding
+    embedding = weights.pop("model.embed_tokens.weight")  # the head alone, as in Hugging Face
+    save_file(weights, tmp_path / "model.safetensors")
+    assert torch.equal(decoder_of(tmp_path).embedding, embedding)
+    weights["lm_head.weight"] = embedding[:-1].clone()
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match=r"lm_head\.weight has shape"):
+        decoder_of(tmp_path)
 
 
 def test_a_consumed_model_gives_its_memory_back() -> None:
@@ -256,6 +264,16 @@ def test_a_consumed_model_gives_its_memory_back() -> None:
 def test_unknown_features_are_refused_by_name(family: str, overrides: dict, named: str) -> None:
     with pytest.raises(ValueError, match=named):
         DecoderConfig.from_hf(AutoConfig.for_model(family, **overrides))
+
+
+@pytest.mark.parametrize(
+    "fields", [{"rope_theta": 0}, {"rope_theta": -1e4}, {"rope_type": "linear", "factor": 0.0}]
+)
+def test_a_rope_whose_angles_are_no_numbers_is_refused(fields: dict[str, Any]) -> None:
+    parameters = {"rope_type": "default", "rope_theta": 1e4, **fields}
+    config = AutoConfig.for_model("llama", rope_parameters=parameters)
+    with pytest.raises(InputError, match="angles that are no numbers"):
+        rope_tables(config, 8)
 
 
 def test_missing_and_unknown_weights_are_named() -> None:
