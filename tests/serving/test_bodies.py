@@ -103,6 +103,18 @@ def test_half_of_a_pair_and_what_else_is_no_json_is_refused_wherever_it_stands(m
     assert "no valid JSON" in refusal_of(m4, CHATS, body)["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (COMPLETIONS, b'{"prompt": "a", "seed": 1, "seed": 1}', "'seed'"),
+        (CHATS, b'{"messages": [{"role": "user", "content": "a", "content": "b"}]}', "'content'"),
+        (TOKENIZE, b'{"prompt": "a", "\\u0070rompt": "b"}', "'prompt'"),
+    ],
+)
+def test_an_object_that_has_a_name_twice_is_refused(m4, path, body, name):
+    assert name in refusal_of(m4, path, body)["message"]
+
+
 # --- how much -------------------------------------------------------------------------------------
 
 

@@ -1,11 +1,14 @@
 """JSON of requests. Its values are counted before it is parsed, so that parsing has a bounded cost.
 
 Texts are valid Unicode and numbers are finite: half of a surrogate pair, NaN and numbers of
-thousands of digits are rejected, in every field.
+thousands of digits are rejected, in every field. So is an object that has a name twice: parsers
+differ in which of the two values they take.
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -50,10 +53,19 @@ def _parse(body: bytes, max_parts: int, max_values: int) -> Any:
         _check("values", structure.count(b",") + 1, max_values)
     _check("lists, objects and texts", num_parts, max_parts)
     try:
-        return from_json(body, allow_inf_nan=False)
+        value = from_json(body, allow_inf_nan=False)
+        json.loads(body, object_pairs_hook=_check_names)
+        return value
     except ValueError as error:
         text = "the body is no valid JSON (UTF-8 text, no NaN, no half of a surrogate pair)"
         raise ApiError(400, f"{text}: {error}") from None
+
+
+def _check_names(members: list[tuple[str, Any]]) -> None:
+    """Refuse an object that has a name twice."""
+    if len(dict(members)) < len(members):
+        (twice, _), *_ = Counter(name for name, _ in members).most_common(1)
+        raise ApiError(400, f"an object of the body has the name {twice!r:.100} twice")
 
 
 def _check(what: str, count: int, limit: int) -> None:
