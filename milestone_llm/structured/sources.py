@@ -33,8 +33,8 @@ _BLANKS = rf"[\x20\x0A\x0D\x09]{{1,{MAX_BLANKS}}}"
 _ESCAPES = 'nrbtf\\"'
 """Escapes of JSON that texts may have: not `u`. With it llguidance takes the name "\\u0061" for
 another one than "a", with a schema of its own."""
-_CONTROL = re.compile(r"(?<!\\)(?:\\\\)*\\u00[01]")
-"""A control character in JSON, which needs the escape `u`. Two backslashes are one character."""
+_NEED_U = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+"""Control characters that llguidance writes with the escape `u` alone."""
 _COMBINES = {"allOf", "anyOf", "oneOf", "$ref", "patternProperties"}
 """Keys by which several `multipleOf` may become one, of their least common multiple."""
 _UPPER_BOUNDS = {"maximum", "exclusiveMaximum"}
@@ -101,6 +101,7 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
     if not isinstance(schema, dict):
         return schema
     _check_numbers(schema)
+    _check_texts(schema)
     _check_open_intervals(schema)
     _check_multiples(schema)
     _check_patterns(schema)
@@ -114,10 +115,7 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
         _check_num_properties(schema)
     if "whitespace_flexible" not in options:
         options = {"whitespace_pattern": _BLANKS, **options}
-    fixed = [(each.get("const"), each.get("enum")) for each in _dicts(schema)]
-    if not _CONTROL.search(json.dumps(fixed)):
-        options = {"json_allowed_escapes": _ESCAPES, **options}
-    return {**schema, "x-guidance": options}
+    return {**schema, "x-guidance": {"json_allowed_escapes": _ESCAPES, **options}}
 
 
 def _check_end(can_end: bool) -> None:
@@ -147,11 +145,22 @@ def _check_numbers(schema: dict[str, Any]) -> None:
     """Refuse numbers that llguidance would change, or that would end the process."""
     for each in _dicts(schema):
         for name in each.keys() & {*_BOUNDS, "const", "enum"}:
-            for number in _numbers(each[name]):
+            for number in _leaves(each[name]):
+                if isinstance(number, bool) or not isinstance(number, int | float):
+                    continue
                 binds_nothing = name in _UPPER_BOUNDS and number >= 2**63 - 1
                 is_large = name in _BOUNDS and abs(number) > LARGEST_EXACT
                 if (is_large or not _is_exact(number)) and not binds_nothing:
                     raise cannot_use(f"{name}: a grammar does not keep the number {number}")
+
+
+def _check_texts(schema: dict[str, Any]) -> None:
+    """Refuse texts that cannot be written without the escape `u`."""
+    for each in _dicts(schema):
+        for name in each.keys() & {"const", "enum"}:
+            for text in _leaves(each[name]):
+                if isinstance(text, str) and (found := _NEED_U.search(text)):
+                    raise cannot_use(f"{name}: a grammar does not write the character {found[0]!r}")
 
 
 def _check_open_intervals(schema: dict[str, Any]) -> None:
@@ -260,14 +269,14 @@ def _dicts(value: Any) -> Iterator[dict[str, Any]]:
             left += value
 
 
-def _numbers(value: Any) -> Iterator[float]:
-    """Yield all numbers within a JSON value."""
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield all values within a JSON value that are no dicts and no lists."""
     left = [value]
     while left:
         value = left.pop()
         if isinstance(value, dict | list):
             left += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+        else:
             yield value
 
 

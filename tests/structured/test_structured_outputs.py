@@ -379,9 +379,12 @@ def test_a_name_is_not_spelled_so_that_another_schema_holds(schema: Any) -> None
     assert not takes(schema, '{"\\u0061":1')
 
 
-def test_control_characters_of_a_schema_can_be_written() -> None:
-    (output,) = engine(m1_single).generate("prompt", params({"json": {"const": "\x1b"}}))
-    assert json.loads(output.text) == "\x1b"
+def test_characters_that_need_the_escape_u_are_refused_in_values() -> None:
+    for schema in ({"const": "\x1b"}, {"properties": {"a": {"enum": ["b", ["\x7f"]]}}}):
+        with pytest.raises(InputError, match=r"(const|enum): .*\\x(1b|7f)"):
+            takes(schema, "")
+    assert takes({"const": "\n\x80é"}, '"\\n\x80é"')
+    assert takes({"const": {"\x1b": 1}}, '{"\\u001b":1}')
 
 
 def test_names_that_could_be_counted_twice_are_refused() -> None:
