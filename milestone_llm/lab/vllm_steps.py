@@ -129,7 +129,7 @@ class TracedScheduler(Scheduler):
         pool = manager.block_pool
         allocate, free = manager.allocate_slots, manager.free
         get_new, touch, give_back = pool.get_new_blocks, pool.touch, pool.free_blocks
-        evict = pool._maybe_evict_cached_block
+        evict, reset = pool._maybe_evict_cached_block, pool.reset_prefix_cache
 
         def allocate_slots(request: Any, *args: Any, **kwargs: Any) -> Any:
             self._owner = request.request_id
@@ -173,6 +173,12 @@ class TracedScheduler(Scheduler):
                 self._note("evict", None, [block])
             return bool(was_cached)
 
+        def reset_prefix_cache() -> bool:
+            is_reset = bool(reset())
+            if is_reset:
+                self._cached_free.clear()
+            return is_reset
+
         manager.allocate_slots, manager.free = allocate_slots, free_request
         pool.get_new_blocks, pool.touch, pool.free_blocks = (
             get_new_blocks,
@@ -180,6 +186,7 @@ class TracedScheduler(Scheduler):
             free_blocks,
         )
         pool._maybe_evict_cached_block = evict_block
+        pool.reset_prefix_cache = reset_prefix_cache
 
     def _note(self, kind: str, owner: str | None, blocks: Any, held: Any = ()) -> None:
         numbers = [block.block_id - NULL_BLOCKS for block in blocks if not block.is_null]

@@ -104,6 +104,35 @@ def test_a_trace_says_what_the_scheduler_decided(folder, tmp_path):
     run(["-c", SAME_AS_STEPS, str(folder)], STEP_TRACE=str(tmp_path / "run.jsonl"))
 
 
+CACHE_RESET = """
+import os, sys
+from pathlib import Path
+from m4_prefix_chunked.tools.vllm.fetch import make_importable
+make_importable(Path(sys.argv[1]))
+from m4_prefix_chunked.tools.vllm import run_vllm
+from m4_prefix_chunked.tools.vllm.traffic import Arrival, Limits
+from milestone_llm.lab.vllm_steps import TracedScheduler
+from milestone_llm.trace.jsonl import read_run
+
+limits = Limits(8, 4, max_num_seqs=2, max_num_batched_tokens=32, max_model_len=32)
+scheduler = run_vllm.make_scheduler(limits, TracedScheduler)
+for number, name in enumerate("ab"):
+    each = Arrival(0, name, [number] * 9, 1)
+    scheduler.add_request(run_vllm.make_request(name, each, 0, limits))
+    plan = scheduler.schedule()
+    scheduler.update_from_output(plan, run_vllm.model_output({name: [5]}))
+    if name == "a":
+        assert scheduler.reset_prefix_cache()
+cached = [record.kv.cached for record in read_run(os.environ["STEP_TRACE"])]
+assert cached == [1, 1], cached  # the whole block of each
+"""
+
+
+@each_vllm
+def test_blocks_are_not_cached_any_more_after_a_reset(folder, tmp_path):
+    run(["-c", CACHE_RESET, str(folder)], STEP_TRACE=str(tmp_path / "run.jsonl"))
+
+
 @each_vllm
 def test_a_file_has_a_limit_and_no_prompts_unless_asked_for(folder, tmp_path):
     trace = tmp_path / "run.jsonl"
