@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 
 from helpers.engines import PACKAGES
-from storm import serve
+from storm import main, serve
 
 NUM_SEEDS = 16
 HAPPENS = {
@@ -36,6 +36,11 @@ def test_random_traffic_on_layers_with_windows_gives_back_blocks_and_loses_nothi
     kinds = ["given_back", "preemptions", "copied_blocks", "saved_tokens", "accepted", "rejected"]
     assert min(counts[kind] for kind in kinds) > 5, counts
     assert counts["hybrid"] > 5, counts
+
+
+def test_storms_with_windows_leave_out_milestones_without_groups(monkeypatch):
+    monkeypatch.setattr("sys.argv", "storm.py --groups --seed 1 --steps 9".split())
+    assert main() == 0
 
 
 def test_what_a_draft_that_failed_left_in_host_memory_is_not_looked_for_in_shorter_tables():
