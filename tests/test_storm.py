@@ -39,7 +39,7 @@ def test_random_traffic_on_layers_with_windows_gives_back_blocks_and_loses_nothi
 
 
 def test_storms_with_windows_leave_out_milestones_without_groups(monkeypatch):
-    monkeypatch.setattr("sys.argv", "storm.py --groups --seed 1 --steps 9".split())
+    monkeypatch.setattr("sys.argv", ["storm.py", "--groups", "--seed", "1", "--steps", "9"])
     assert main() == 0
 
 
