@@ -20,6 +20,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from milestone_llm.core.errors import InputError
 
+from .hub_files import safetensors_files
+
 log = logging.getLogger(__name__)
 
 _NUM_NAMES = 5
@@ -32,7 +34,7 @@ _QUANTIZED = re.compile(
 """Parts of quantized matrices, and adapters: without them the matrices are others."""
 _WHOLE = re.compile(r"BOOL|[IU]\d+")
 """Formats of whole numbers, as safetensors names them."""
-_OF_KV = re.compile(r"\.(q|k|v|kv)_scale$")
+_OF_KV = re.compile(r"\.(q|k|v|kv)_scale$|\.[kv]_proj\.output_scale$")
 """For attention in eight bits. Here keys and values have as many bits as the model computes."""
 
 
@@ -85,6 +87,34 @@ def check_files(source: str, files: Iterable[Path], config: PretrainedConfig) ->
                     raise InputError(
                         f"{source}: {name} is in {kind}, and config.json has no "
                         "quantization_config that says what its numbers mean"
+                    )
+
+
+def check_blocks(source: str, config: PretrainedConfig) -> None:
+    """Check that Hugging Face has multiplied weights in fp8 by the scales of their own blocks.
+
+    It divides a matrix evenly by the number of its scales: 192 rows in blocks of 128 are 96 and 96.
+
+    Raises:
+        InputError: a matrix ends within a block.
+    """
+    fields = getattr(config, "quantization_config", None)
+    fields = fields if isinstance(fields, dict) or fields is None else fields.to_dict()
+    block = fields and fields.get("quant_method") == "fp8" and fields.get("weight_block_size")
+    if not block:
+        return
+    for file in safetensors_files(source):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - it is no dict
+                weight = tensors.get_slice(name)
+                sizes = list(zip(weight.get_shape()[-2:], block, strict=False))
+                is_cut = any(size > part and size % part for size, part in sizes)
+                if is_cut and weight.get_dtype() == "F8_E4M3":
+                    shape, parts = (" x ".join(map(str, each)) for each in zip(*sizes, strict=True))
+                    raise InputError(
+                        f"{source}: {name} is {shape}, with scales for blocks of {parts} that "
+                        "Hugging Face's modules would cut evenly: M5's fused decoder reads them "
+                        'as they are, with quantization="fp8"'
                     )
 
 

@@ -36,7 +36,7 @@ from .hub_files import (
     safetensors_files,
     split_revision,
 )
-from .loading_info import check_files, check_whole
+from .loading_info import check_blocks, check_files, check_whole
 from .machine import check_memory
 
 LARGE = 2 * 2**30
@@ -65,6 +65,8 @@ def load_whole_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
         ignore_mismatched_sizes=True,  # so that `info` has them, not only their number
     )
     check_whole(source, info, model)
+    if getattr(model.config, "quantization_config", None) is None:  # its weights are plain now
+        check_blocks(source, config)
     folder = Path(source).expanduser()
     if any((folder / name).is_file() for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME)):
         check_files(source, safetensors_files(source), config)

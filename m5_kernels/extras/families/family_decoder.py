@@ -130,7 +130,7 @@ class FamilyDecoder(FusedDecoder):
         """Copy weights, one at a time; see `FusedDecoder.load`."""
         if self.config.family.is_transposed:
             weights = (
-                (name, weight[:].T if name.endswith(TRANSPOSED) else weight)
+                (name, weight[:, :].T if name.endswith(TRANSPOSED) else weight)
                 for name, weight in weights
             )
         super().load((name, weight) for name, weight in weights if not _is_of_xielu(name, weight))

@@ -121,7 +121,12 @@ def take_scales(source: object, model: PreTrainedModel) -> StoredScales | None:
         try:
             with safe_open(file, framework="pt") as tensors:
                 for name in filter(lambda name: name.endswith(SCALES), tensors.keys()):
-                    scales[name.rpartition(".")[0]] = tensors.get_tensor(name)
+                    module, scale = name.rpartition(".")[0], tensors.get_tensor(name)
+                    if module in scales:
+                        raise InputError(f"{source} has two kinds of scales for {module}")
+                    if not scale.is_floating_point():
+                        raise InputError(f"{source}: {name} is in {scale.dtype}, no scale is")
+                    scales[module] = scale
         except SafetensorError as error:
             raise InputError(f"cannot load {source}: {file.name} is damaged ({error})") from error
     del model.config.quantization_config
@@ -138,7 +143,7 @@ def block_of(source: str, fields: dict[str, Any]) -> tuple[int, int] | None:
         InputError: the weights are not in e4m3 with such scales; the message names what they are.
     """
     method = found = str(fields.get("quant_method"))
-    blocks = {tuple(fields.get("weight_block_size") or ())}
+    blocks = [fields.get("weight_block_size")]
     is_known = False
     if method == "fp8":
         found += f" {fields.get('fmt', 'e4m3')}"
@@ -147,19 +152,32 @@ def block_of(source: str, fields: dict[str, Any]) -> tuple[int, int] | None:
         found += f" {fields.get('quant_algo')}"
         is_known = found == "modelopt FP8"
     elif method == "compressed-tensors":
-        groups = [each.get("weights") or {} for each in fields.get("config_groups", {}).values()]
-        blocks = {tuple(each.get("block_structure") or ()) for each in groups}
+        groups = [_part(each, "weights") for each in _part(fields, "config_groups").values()]
+        blocks = [each.get("block_structure") for each in groups]
         kinds = {f"{each.get('type')} {each.get('num_bits')}" for each in groups}
-        strategies = {each.get("strategy") for each in groups}
-        sparsity = (fields.get("sparsity_config") or {}).get("format", "dense")
+        strategies = {str(each.get("strategy")) for each in groups}
+        sparsity = _part(fields, "sparsity_config").get("format", "dense")
         found += f" {', '.join(sorted(kinds))}, {fields.get('format')}, {sparsity}"
         is_known = kinds == {"float 8"} and strategies <= {"tensor", "channel", "block"}
         is_known = is_known and fields.get("format") in FORMATS and sparsity == "dense"
         is_known = is_known and not fields.get("transform_config")
-    blocks.discard(())
-    if not is_known or len(blocks) > 1:
+    blocks = [each for each in blocks if each is not None]
+    if any(each != blocks[0] or not _is_block(each) for each in blocks):
+        found, is_known = f"{found}, blocks of {blocks}", False
+    if not is_known:
         raise InputError(
             f'{source} is quantized as {found}: of quantized checkpoints, quantization="fp8" '
             "reads those in e4m3 with scales for matrices, rows or blocks"
         )
-    return blocks.pop() if blocks else None
+    return (blocks[0][0], blocks[0][1]) if blocks else None
+
+
+def _part(fields: Any, name: str) -> dict[str, Any]:
+    """Return a part of a config; empty if a file has something else in its place."""
+    part = fields.get(name) if isinstance(fields, dict) else None
+    return part if isinstance(part, dict) else {}
+
+
+def _is_block(sizes: Any) -> bool:
+    is_pair = isinstance(sizes, list | tuple) and len(sizes) == 2
+    return is_pair and all(type(size) is int and size > 0 for size in sizes)

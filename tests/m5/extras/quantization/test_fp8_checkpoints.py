@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import m1_single
 import m5_kernels
 from helpers.engines import greedy, make_engine, random_prompts
 from m5_kernels.extras.quantization.fp8_weight import E4M3, LARGEST
@@ -177,6 +178,33 @@ UNREAD: dict[str, tuple[str, Callable[[Files], object], str]] = {
         lambda files: files[1].update(weight_block_size=[64, 64]),
         "with scales",
     ),
+    "scales in whole numbers": (
+        "Hugging Face, blocks",
+        lambda files: files[0].update(
+            {f"{NAME}.weight_scale_inv": torch.ones(3, 2, dtype=torch.uint8)}
+        ),
+        f"{NAME}.weight_scale_inv is in torch.uint8",
+    ),
+    "two kinds of scales": (
+        "compressed-tensors, rows",
+        lambda files: files[0].update({f"{NAME}.weight_scale_inv": torch.ones(128, 1)}),
+        f"two kinds of scales for {NAME}",
+    ),
+    "a block of one number": (
+        "Hugging Face, blocks",
+        lambda files: files[1].update(weight_block_size=48),
+        "blocks of [48]",
+    ),
+    "a block of nothing": (
+        "Hugging Face, blocks",
+        lambda files: files[1].update(weight_block_size=[0, 40]),
+        "blocks of [[0, 40]]",
+    ),
+    "the name of a scheme": (
+        "compressed-tensors, rows",
+        lambda files: files[1].update(config_groups={"FP8": ["Linear"]}),
+        "compressed-tensors None None",
+    ),
     "a zero point": (
         "compressed-tensors, rows",
         lambda files: files[0].update({f"{NAME}.weight_zero_point": torch.ones(128, 1)}),
@@ -211,6 +239,43 @@ def test_without_fp8_it_is_refused_by_name(form, quantization, tmp_path):
     with pytest.raises(InputError, match=r"quant|weight_scale|cannot load the folder") as error:
         loaded(str(tmp_path), quantization=quantization, dtype="float32")
     assert "\n" not in str(error.value)
+
+
+def test_scales_of_keys_and_values_are_passed_over_with_a_word(tmp_path, caplog):
+    names = ("k_scale", "v_proj.v_scale", "k_proj.output_scale")
+    scales = {f"model.layers.0.self_attn.{name}": torch.tensor(0.5) for name in names}
+    write_checkpoint(tmp_path, "ModelOpt", lambda files: files[0].update(scales))
+    loaded(str(tmp_path), quantization="fp8", dtype="float32")
+    assert any("3 weights that the model does not read" in each.message for each in caplog.records)
+
+
+def test_a_family_whose_files_have_transposed_weights_is_read(tmp_path):
+    exact = build_tiny_model("gpt2")
+    exact.save_pretrained(tmp_path)
+    name = "transformer.h.0.mlp.c_fc"
+    weights = load_file(tmp_path / "model.safetensors")
+    weights[f"{name}.weight"], weights[f"{name}.weight_scale"], stands_for = rounded(
+        weights[f"{name}.weight"], "row"
+    )
+    exact.state_dict()[f"{name}.weight"].copy_(stands_for)
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    head = json.loads((tmp_path / "config.json").read_text())
+    head["quantization_config"] = compressed("channel")
+    (tmp_path / "config.json").write_text(json.dumps(head))
+    ours = loaded(str(tmp_path), quantization="fp8", dtype="float32").decoder.layers[0].mlp
+    wanted = loaded(exact, quantization="fp8").decoder.layers[0].mlp
+    assert torch.equal(ours.up.values.float(), wanted.up.values.float())
+
+
+@on_plain_cpu
+@pytest.mark.parametrize("package", [m1_single, m5_kernels])
+def test_blocks_that_end_within_a_matrix_are_not_cut_evenly(package, tmp_path, monkeypatch):
+    """Hugging Face's modules multiply 128 rows by 2 scales as blocks of 64, not of 80 and 48."""
+    monkeypatch.setitem(globals(), "BLOCK", (80, 64))
+    size = {"weight_block_size": [80, 64]}
+    write_checkpoint(tmp_path, "Hugging Face, blocks", lambda files: files[1].update(size))
+    with pytest.raises(InputError, match=r"^[^\n]* 128 x 64, with scales for blocks of 80 x 64 "):
+        make_engine(package, str(tmp_path), device="cpu", max_model_len=64)
 
 
 @on_plain_cpu
