@@ -32,7 +32,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from milestone_llm import how_to_install
 from milestone_llm.core.errors import InputError
 
-from .gguf_metadata import check_layers, check_tensors, complete_config
+from .gguf_metadata import check_layers, check_tensors, complete_config, complete_tokenizer
 from .hub_files import one_line
 from .loading_info import check_whole
 from .pretrained import build_empty_model, quiet_transformers
@@ -45,7 +45,7 @@ INDEX = "tensors.json"
 """In a converted folder: the place of each weight in the GGUF file, for code that reads its
 quantised form."""
 
-_FORM = "checked"
+_FORM = "words"
 """End of all cache keys. It changes with what a conversion makes of a file."""
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _NUM_SAMPLES, _SAMPLE_SIZE = 64, 4096
@@ -197,6 +197,7 @@ def _write_config(model: PreTrainedModel, reader: Any, gguf: Path, folder: Path)
     )
     check_tensors(model, reader)
     complete_config(model, reader)
+    complete_tokenizer(tokenizer, reader)
     tokenizer.save_pretrained(folder)
     (folder / INDEX).write_text(json.dumps(_index_of(reader, reader.files)), encoding="utf-8")
 

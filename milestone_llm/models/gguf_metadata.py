@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
+from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -29,6 +31,24 @@ _READ_ELSEWHERE = re.compile(
     _ROPE_TENSOR.pattern + r"|\battn_rot_embd\b"  # the frequencies, in old files
     r"|_(exps|projs)\.|^output\.weight$"  # experts, GPT-2's head: transformers has rules for them
 )
+
+
+_DIGIT_BY_DIGIT = (
+    "smollm",
+    "starcoder",
+    "refact",
+    "command-r",
+    "codeshell",
+    "exaone",
+    "minerva-7b",
+)
+_AS_GPT2 = (
+    "gpt-2", "phi-2", "olmo", "jais", "mpt", "trillion", "granite-docling", "exaone4", "mellum",
+    "gigachat", "a.x-4.0", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "default",
+    None,  # old files
+)  # fmt: skip
+_WHOLE_WORDS_FIRST = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "lfm2", "tekken")
+"""Values of `tokenizer.ggml.pre`, as llama.cpp reads them (`llama_vocab::impl::load`)."""
 
 
 def value_of(reader: Any, key: str) -> Any:
@@ -68,6 +88,38 @@ def complete_config(model: PreTrainedModel, reader: Any) -> None:
     known = sorted(end for end in ends if end is not None and 0 <= end < model.config.vocab_size)
     if len(known) > 1:
         model.generation_config.eos_token_id = known
+
+
+def complete_tokenizer(tokenizer: Any, reader: Any) -> None:
+    """Make a tokenizer split text into words as the file says: other words are other tokens.
+
+    transformers splits text of byte-level BPE as GPT-2's does where it does not know better, which
+    is right for few models.
+
+    Raises:
+        InputError: the file names a way that is known neither here nor to transformers.
+    """
+    backend = tokenizer.backend_tokenizer
+    if value_of(reader, "tokenizer.ggml.model") != "gpt2":
+        has_prefix = getattr(backend.pre_tokenizer, "prepend_scheme", "never") != "never"
+        if has_prefix and value_of(reader, "tokenizer.ggml.add_space_prefix") == 0:
+            raise InputError("tokenizer.ggml.add_space_prefix is false, and transformers adds one")
+        return
+    kind = value_of(reader, "tokenizer.ggml.pre") or None
+    is_as_gpt2 = isinstance(backend.pre_tokenizer, ByteLevel) and backend.pre_tokenizer.use_regex
+    if kind in _DIGIT_BY_DIGIT:
+        backend.pre_tokenizer = Sequence([Digits(individual_digits=True), ByteLevel(False)])
+    elif is_as_gpt2 and kind not in _AS_GPT2:
+        raise InputError(
+            f"tokenizer.ggml.pre is {kind!r}: how it splits text into words is not known to "
+            f"transformers {transformers.__version__}; a newer one may know it, or take the model "
+            "in Hugging Face's format"
+        )
+    if kind in _WHOLE_WORDS_FIRST:
+        backend.model.ignore_merges = True  # a word that is a token is not merged from others
+        if value_of(reader, "tokenizer.ggml.add_bos_token") is None:
+            tokenizer.add_bos_token = True
+            tokenizer.update_post_processor()
 
 
 def _check_attention(reader: Any, config: PretrainedConfig) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.integrations.gguf import gguf_tokenizer_mapping
 
 import m1_single
 import m5_kernels
@@ -193,6 +194,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a norm": ({}, {"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, "attn_q_norm"),
     "a scale": ({}, {"blk.1.ffn_up.scale": np.ones(1, np.float32)}, "blk.1.ffn_up.scale"),
     "a layer more": ({}, LAYER, "block_count is 2, and there are tensors of layer 2"),
+    "words of nobody": ({"tokenizer.ggml.pre": "deepseek-v9"}, {}, "pre is 'deepseek-v9'"),
     "half of the layers": ({"{family}.block_count": 1}, {}, "block_count is 1"),
     "layers too many": ({"{family}.block_count": 3}, {}, "lacks|weights are missing"),
 }
@@ -238,6 +240,59 @@ def test_numbers_that_make_no_model_are_refused_when_it_is_loaded(
     ):
         with pytest.raises(InputError):
             milestone.LLMEngine(str(path), device="cpu", **options)
+
+
+# --- tokens --------------------------------------------------------------------------------
+
+TOKENS = ["<unk>", "<s>", "</s>", "w", "\u0120", "1", "11", "\u0120w", "ww", "www"]
+MERGES = ["1 1", "\u0120 w", "\u0120 \u0120"]
+KNOWS_LLAMA_3 = hasattr(gguf_tokenizer_mapping, "GGUF_PRE_TOKENIZER_SPLITS")
+WORDS: dict[str, list[str]] = {
+    # how the words of "w  11 www" are split, and merged
+    "gpt-2": ["w", "\u0120", "\u0120", "11", "\u0120w", "w", "w"],
+    "smollm": ["w", "\u0120\u0120", "1", "1", "\u0120w", "w", "w"],
+    "llama-bpe": ["<s>", "w", "\u0120", "\u0120", "11", "\u0120www"],
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_text_is_split_into_the_words_that_the_file_says(kind: str, tmp_path: Path) -> None:
+    tokens = [*TOKENS, "\u0120\u0120", "\u0120www"]
+    fields = {
+        "tokenizer.ggml.pre": kind,
+        "tokenizer.ggml.tokens": [*tokens, *(f"x{i}" for i in range(len(tokens), 256))],
+        "tokenizer.ggml.merges": MERGES,
+    }
+    write_gguf(tmp_path / "tiny.gguf", build_tiny_model("llama", **SIZES), fields=fields)
+    if kind == "llama-bpe" and not KNOWS_LLAMA_3:
+        with pytest.raises(InputError, match="a newer one may know it"):
+            load_model(tmp_path / "tiny.gguf", device="cpu")
+        return
+    tokenizer = load_model(tmp_path / "tiny.gguf", device="cpu").tokenizer
+    assert tokenizer.convert_ids_to_tokens(tokenizer("w  11 www").input_ids) == WORDS[kind]
+
+
+@pytest.mark.skipif(not KNOWS_LLAMA_3, reason="this transformers does not know its words")
+def test_the_beginning_of_a_text_is_marked_unless_the_file_says_no(tmp_path: Path) -> None:
+    fields = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}
+    write_gguf(tmp_path / "tiny.gguf", build_tiny_model("llama", **SIZES), fields=fields)
+    tokenizer = load_model(tmp_path / "tiny.gguf", device="cpu").tokenizer
+    assert tokenizer("w").input_ids == [3]
+
+
+def test_a_space_that_the_file_does_not_want_is_not_added(tmp_path: Path) -> None:
+    tokens = ["<unk>", "<s>", "</s>", "w", "\u2581", "\u2581w", "ww"]
+    tokens += [f"x{i}" for i in range(len(tokens), 256)]
+    fields = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [float(-each) for each in range(256)],
+        "tokenizer.ggml.merges": ["\u2581 w", "w w"],
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    write_gguf(tmp_path / "tiny.gguf", build_tiny_model("llama", **SIZES), fields=fields)
+    with pytest.raises(InputError, match=r"add_space_prefix is false"):
+        load_model(tmp_path / "tiny.gguf", device="cpu")
 
 
 # --- ends of a text, and the cache ---------------------------------------------------------
