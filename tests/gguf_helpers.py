@@ -21,7 +21,7 @@ _LAYER = {
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+    "mlp.down_proj": "ffn_down", "self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up",
 }  # fmt: skip
 
 
@@ -41,7 +41,8 @@ def write_gguf(
     families as they are.
 
     quantized: type of the layers' matrices; or by their names in a layer, "attn_k", else Q8_0.
-    fields, tensors: of the file, in place of those that the model has, or in addition.
+    fields, tensors: of the file, in place of those that the model has, or in addition. A field
+    that is None is left out.
     max_tensors: in one of several files; 0: there is one file.
     """
     config = model.config
@@ -52,6 +53,8 @@ def write_gguf(
     writer = gguf.GGUFWriter(path, family, split_max_tensors=max_tensors)
     for key, value in {**_fields(config), **(fields or {})}.items():
         key = key.replace("{family}", family)
+        if value is None:
+            continue
         if isinstance(value, list):
             writer.add_array(key, value)
         elif isinstance(value, str):

@@ -33,6 +33,17 @@ _READ_ELSEWHERE = re.compile(
 )
 
 
+_FIELDS = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+}
+"""Keys that change attention or logits, and the config's names for them."""
+_UNKNOWN = ("attention.scale", "logit_scale", "residual_scale", "embedding_scale")
+"""Such keys that no family has that transformers reads."""
+_REQUIRED = {"llama": ("attention.head_count_kv", "attention.layer_norm_rms_epsilon")}
+"""Keys without which transformers takes a default, and llama.cpp another or none."""
+
 _DIGIT_BY_DIGIT = (
     "smollm",
     "starcoder",
@@ -79,6 +90,7 @@ def complete_config(model: PreTrainedModel, reader: Any) -> None:
             the file's attention is not the config's.
     """
     _check_attention(reader, model.config)
+    _complete_attention(reader, model.config)
     scaling = rope_scaling(reader, model.config)
     if scaling:
         model.config.rope_parameters = {**model.config.rope_parameters, **scaling}
@@ -126,6 +138,9 @@ def _check_attention(reader: Any, config: PretrainedConfig) -> None:
     architecture = value_of(reader, "general.architecture")
     if value_of(reader, f"{architecture}.attention.causal") not in (None, True):
         raise InputError("attention.causal is false: it is no model that generates text")
+    for key in _REQUIRED.get(architecture, ()):
+        if value_of(reader, f"{architecture}.{key}") is None:
+            raise InputError(f"the file lacks {architecture}.{key}")
     num_rotated = value_of(reader, f"{architecture}.rope.dimension_count")
     if num_rotated is None or not _has_one_rope(config) or hasattr(config, "qk_rope_head_dim"):
         return
@@ -134,6 +149,39 @@ def _check_attention(reader: Any, config: PretrainedConfig) -> None:
     if num_rotated != known:
         text = f"rope.dimension_count is {num_rotated}, and {config.model_type} rotates {known}"
         raise InputError(f"{text} elements of a head")
+
+
+def _complete_attention(reader: Any, config: PretrainedConfig) -> None:
+    """Put windows, caps and scales of a file into a config, which transformers' reader leaves out.
+
+    Raises:
+        InputError: the family has no such thing.
+    """
+    architecture = value_of(reader, "general.architecture")
+    layer_types = getattr(config, "layer_types", None)
+    fields = {key: value_of(reader, f"{architecture}.{key}") for key in (*_FIELDS, *_UNKNOWN)}
+    window = fields["attention.sliding_window"] or 0
+    if layer_types is not None or window >= config.max_position_embeddings:
+        del fields["attention.sliding_window"]  # `layer_types` has the layers with a window
+    for key, value in fields.items():
+        name = _FIELDS.get(key, "")
+        if value and hasattr(config, name):
+            setattr(config, name, value)
+        elif value:
+            raise InputError(f"{key} is {value}, and {config.model_type} has no such thing here")
+    pattern = value_of(reader, f"{architecture}.attention.sliding_window_pattern")
+    if pattern is not None and layer_types is not None:
+        if not isinstance(pattern, list):  # every so many layers, one has no window
+            pattern = [(layer + 1) % pattern for layer in range(len(layer_types))]
+        kinds = ("full_attention", "sliding_attention")
+        config.layer_types = [kinds[bool(each)] for each in pattern[: len(layer_types)]]
+    theta = value_of(reader, f"{architecture}.rope.freq_base_swa")
+    if theta is not None and not _has_one_rope(config):
+        config.rope_parameters["sliding_attention"]["rope_theta"] = theta
+    if hasattr(config, "query_pre_attn_scalar"):  # no key has it: llama.cpp knows the largest Gemma
+        is_27b = config.num_hidden_layers == {"gemma2": 46, "gemma3": 62}.get(architecture)
+        mean_dim = config.hidden_size // config.num_attention_heads
+        config.query_pre_attn_scalar = mean_dim if is_27b else config.head_dim
 
 
 def check_tensors(model: PreTrainedModel, reader: Any) -> None:

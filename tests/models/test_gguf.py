@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations.gguf import gguf_tokenizer_mapping
 
 import m1_single
@@ -23,11 +24,13 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.lab import cache
 from milestone_llm.models.checkpoint import load_model, stop_token_ids
 from milestone_llm.models.gguf_cache import cache_directory
+from milestone_llm.models.gguf_metadata import complete_config
+from milestone_llm.models.pretrained import build_empty_model
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytest.importorskip("gguf")
 
-from gguf_helpers import SIZES, write_gguf
+from gguf_helpers import SIZES, TYPES, write_gguf
 from helpers.m5_models import with_biases
 
 PROMPTS = [list(range(3, 63)), [9, 8, 7]]
@@ -171,6 +174,73 @@ def test_positions_that_are_not_scaled_stay(
         assert tokens_of(engine) == wanted
 
 
+def test_a_window_of_the_file_is_that_of_the_model(tmp_path: Path) -> None:
+    config = {**SIZES, "num_hidden_layers": 2, "sliding_window": 8, "pad_token_id": 0}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("phi3", **config)).eval()
+    write_gguf(
+        tmp_path / "tiny.gguf", model, TYPES.F32, TYPES.F32,
+        fields={"{family}.attention.sliding_window": 8, "tokenizer.ggml.padding_token_id": 0},
+    )  # fmt: skip
+    ids = torch.tensor([PROMPTS[0]])
+    torch.testing.assert_close(
+        load_model(tmp_path / "tiny.gguf", device="cpu").model(ids).logits, model(ids).logits
+    )
+
+
+class Metadata:
+    """A GGUF file's reader that knows some keys."""
+
+    def __init__(self, **values: Any) -> None:
+        self.tensors: list[Any] = []
+        self.fields = {key: self.Field(value) for key, value in values.items()}
+
+    class Field:
+        def __init__(self, value: Any) -> None:
+            self.contents = lambda: value
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "wanted"),
+    [
+        ("gemma2", {"attn_logit_softcapping": 20.0}, {"attn_logit_softcapping": 20.0}),
+        ("gemma2", {"final_logit_softcapping": 9.0}, {"final_logit_softcapping": 9.0}),
+        ("gemma2", {}, {"query_pre_attn_scalar": 128}),
+        ("gemma2", {"layers": 46}, {"query_pre_attn_scalar": 64}),
+        ("gemma3", {"layers": 62}, {"query_pre_attn_scalar": 64}),
+        (
+            "gemma3",
+            {"layers": 3, "attention.sliding_window_pattern": 2},
+            {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        ),
+        (
+            "gemma3",
+            {"layers": 2, "attention.sliding_window_pattern": [False, True]},
+            {"layer_types": ["full_attention", "sliding_attention"]},
+        ),
+    ],
+)
+def test_a_gemma_has_the_caps_scales_and_windows_of_its_file(
+    family: str, fields: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    fields = dict(fields)
+    sizes = {"num_hidden_layers": fields.pop("layers", 2), "hidden_size": 512, "head_dim": 128}
+    sizes |= {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 256}
+    kind = "gemma3_text" if family == "gemma3" else family
+    model = build_empty_model(AutoConfig.for_model(kind, **sizes), torch.float32, "cpu")
+    own = {f"{family}.{key}": value for key, value in fields.items()}
+    complete_config(model, Metadata(**{"general.architecture": family}, **own))
+    assert {name: getattr(model.config, name) for name in wanted} == wanted
+
+
+def test_layers_with_a_window_have_the_positions_of_the_file() -> None:
+    config = AutoConfig.for_model("gemma3_text", num_hidden_layers=2, vocab_size=256)
+    model = build_empty_model(config, torch.float32, "cpu")
+    complete_config(
+        model, Metadata(**{"general.architecture": "gemma3", "gemma3.rope.freq_base_swa": 500.0})
+    )
+    assert model.config.rope_parameters["sliding_attention"]["rope_theta"] == 500.0
+
+
 # --- refusals ------------------------------------------------------------------------------
 
 BIAS = {"blk.0.attn_q.bias": np.ones(64, np.float32)}
@@ -186,6 +256,9 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "yarn without a factor": ({"{family}.rope.scaling.type": "yarn"}, {}, "yarn"),
     "a factor that is none": ({**LINEAR, "{family}.rope.scaling.factor": math.nan}, {}, "nan"),
     "longer scores": ({"{family}.rope.scaling.attn_factor": 2.0}, {}, "attn_factor"),
+    "scaled scores": ({"{family}.attention.scale": 0.5}, {}, "attention.scale is 0.5"),
+    "capped scores": ({"{family}.attn_logit_softcapping": 30.0}, {}, "attn_logit_softcapping"),
+    "a window": ({"{family}.attention.sliding_window": 8}, {}, "sliding_window is 8"),
     "both directions": ({"{family}.attention.causal": 0}, {}, "causal"),
     "factors of nobody": ({}, {FREQS: HALF}, FREQS),
     "long factors": ({}, {"rope_factors_long.weight": HALF}, "rope_factors_long.weight"),
@@ -216,6 +289,14 @@ def test_a_file_that_rotates_half_of_a_head_is_refused(tmp_path: Path) -> None:
     fields = {"{family}.rope.dimension_count": 8}
     write_gguf(path, build_tiny_model("qwen2", **SIZES), fields=fields)
     with pytest.raises(InputError, match=r"rope.dimension_count is 8, and qwen2 rotates 16"):
+        m1_single.LLMEngine(str(path), device="cpu")
+
+
+@pytest.mark.parametrize("key", ["head_count_kv", "layer_norm_rms_epsilon"])
+def test_a_file_that_lacks_a_number_is_refused(key: str, tmp_path: Path) -> None:
+    path, name = tmp_path / "tiny.gguf", f"{{family}}.attention.{key}"
+    write_gguf(path, build_tiny_model("llama", **SIZES), fields={name: None})
+    with pytest.raises(InputError, match=f"the file lacks llama.attention.{key}"):
         m1_single.LLMEngine(str(path), device="cpu")
 
 
@@ -268,7 +349,7 @@ def test_text_is_split_into_the_words_that_the_file_says(kind: str, tmp_path: Pa
         with pytest.raises(InputError, match="a newer one may know it"):
             load_model(tmp_path / "tiny.gguf", device="cpu")
         return
-    tokenizer = load_model(tmp_path / "tiny.gguf", device="cpu").tokenizer
+    tokenizer: Any = load_model(tmp_path / "tiny.gguf", device="cpu").tokenizer
     assert tokenizer.convert_ids_to_tokens(tokenizer("w  11 www").input_ids) == WORDS[kind]
 
 
@@ -276,7 +357,7 @@ def test_text_is_split_into_the_words_that_the_file_says(kind: str, tmp_path: Pa
 def test_the_beginning_of_a_text_is_marked_unless_the_file_says_no(tmp_path: Path) -> None:
     fields = {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}
     write_gguf(tmp_path / "tiny.gguf", build_tiny_model("llama", **SIZES), fields=fields)
-    tokenizer = load_model(tmp_path / "tiny.gguf", device="cpu").tokenizer
+    tokenizer: Any = load_model(tmp_path / "tiny.gguf", device="cpu").tokenizer
     assert tokenizer("w").input_ids == [3]
 
 

@@ -143,7 +143,7 @@ def block_of(source: str, fields: dict[str, Any]) -> tuple[int, int] | None:
         InputError: the weights are not in e4m3 with such scales; the message names what they are.
     """
     method = found = str(fields.get("quant_method"))
-    blocks = [fields.get("weight_block_size")]
+    sizes = [fields.get("weight_block_size")]
     is_known = False
     if method == "fp8":
         found += f" {fields.get('fmt', 'e4m3')}"
@@ -153,7 +153,7 @@ def block_of(source: str, fields: dict[str, Any]) -> tuple[int, int] | None:
         is_known = found == "modelopt FP8"
     elif method == "compressed-tensors":
         groups = [_part(each, "weights") for each in _part(fields, "config_groups").values()]
-        blocks = [each.get("block_structure") for each in groups]
+        sizes = [each.get("block_structure") for each in groups]
         kinds = {f"{each.get('type')} {each.get('num_bits')}" for each in groups}
         strategies = {str(each.get("strategy")) for each in groups}
         sparsity = _part(fields, "sparsity_config").get("format", "dense")
@@ -161,7 +161,7 @@ def block_of(source: str, fields: dict[str, Any]) -> tuple[int, int] | None:
         is_known = kinds == {"float 8"} and strategies <= {"tensor", "channel", "block"}
         is_known = is_known and fields.get("format") in FORMATS and sparsity == "dense"
         is_known = is_known and not fields.get("transform_config")
-    blocks = [each for each in blocks if each is not None]
+    blocks: list[Any] = [each for each in sizes if each is not None]
     if any(each != blocks[0] or not _is_block(each) for each in blocks):
         found, is_known = f"{found}, blocks of {blocks}", False
     if not is_known:
@@ -169,7 +169,7 @@ def block_of(source: str, fields: dict[str, Any]) -> tuple[int, int] | None:
             f'{source} is quantized as {found}: of quantized checkpoints, quantization="fp8" '
             "reads those in e4m3 with scales for matrices, rows or blocks"
         )
-    return (blocks[0][0], blocks[0][1]) if blocks else None
+    return tuple(blocks[0]) if blocks else None
 
 
 def _part(fields: Any, name: str) -> dict[str, Any]:
