@@ -16,6 +16,9 @@ CLASSES_INSTEAD = {
     "GuidedDecodingParams": "StructuredOutputsParams",
     "BeamSearchParams": "there is no beam search: n completions with temperature above 0",
     "PoolingParams": "models generate text; there are no embeddings",
+    "CompletionOutput": "RequestOutput.outputs has them",
+    "EmbeddingRequestOutput": "models generate text; there are no embeddings",
+    "ModelRegistry": "causal language models of transformers are served as they are",
     "TextPrompt": 'a dictionary: {{"prompt": "..."}}',
     "TokensPrompt": 'a dictionary: {{"prompt_token_ids": [...]}}',
 }

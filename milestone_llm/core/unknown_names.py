@@ -12,13 +12,17 @@ CUTOFF = 0.75
 
 
 def refuse_unknown(
-    given: Iterable[str], known: Sequence[str], instead: Mapping[str, str], of: str
+    given: Iterable[str],
+    known: Sequence[str],
+    instead: Mapping[str, str],
+    of: str,
+    noun: str = "field",
 ) -> None:
     """Refuse keywords that are not known.
 
     Args:
         instead: what to use in place of a name of vLLM's.
-        of: what has the known keywords, for the message.
+        of: what has the known keywords, and noun: what they are there, for the message.
 
     Raises:
         InputError: names a keyword, and what to use instead or the nearest known one.
@@ -27,10 +31,10 @@ def refuse_unknown(
         if name in known:
             continue
         if name in instead:
-            raise InputError(f"{of} has no field {name!r} of vLLM's; instead: {instead[name]}")
+            raise InputError(f"{of} has no {noun} {name!r} of vLLM's; instead: {instead[name]}")
         nearest = difflib.get_close_matches(name, known, n=1, cutoff=CUTOFF)
         hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known)}"
-        raise InputError(f"{of} has no field {name!r}; {hint}")
+        raise InputError(f"{of} has no {noun} {name!r}; {hint}")
 
 
 SAMPLING_INSTEAD = {

@@ -19,6 +19,7 @@ from milestone_llm.core.engine_core import EngineCore, ModelRunner
 from milestone_llm.core.request import Request
 from milestone_llm.core.sampling_params import SamplingParams
 from milestone_llm.core.scheduler import BaseScheduler
+from milestone_llm.core.unknown_names import refuse_unknown
 from milestone_llm.gc_control import gc_young_only
 from milestone_llm.models.checkpoint import LoadedModel, stop_token_ids
 from milestone_llm.models.kv_shape import kv_bytes_per_token
@@ -33,7 +34,7 @@ from .output_processor import OutputProcessor, OutputQueue, RequestState
 from .outputs import RequestOutput
 from .progress import progress_bar
 from .step_log import StepLog, StepWatcher
-from .vllm_names import METHODS_INSTEAD
+from .vllm_names import ENGINE_INSTEAD, METHODS_INSTEAD, refuse_arguments
 from .warm_up import warm_up
 
 
@@ -81,6 +82,8 @@ class BaseEngine:
         aging_seconds: float | None = None,
         block_size: int | None = None,
     ) -> None:
+        if isinstance(runner, str):  # vLLM's "generate", "pooling"
+            refuse_unknown(["runner"], (), ENGINE_INSTEAD, type(self).__module__)
         self.config = config
         self.model, self.tokenizer, self.model_name = loaded.model, loaded.tokenizer, loaded.name
         self.max_model_len = max_model_len
@@ -153,6 +156,7 @@ class BaseEngine:
         *,
         chat: bool = False,
         use_tqdm: bool = False,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Complete prompts and return when all are done.
 
@@ -162,6 +166,7 @@ class BaseEngine:
             sampling_params: one for all prompts, or one each.
             chat: take a text prompt as a user's message and apply the model's chat template.
             use_tqdm: show on stderr how many prompts are done.
+            others: arguments of vLLM's, which must ask for nothing (`lora_request=None`).
 
         Returns:
             One output a prompt, in the order given.
@@ -169,6 +174,7 @@ class BaseEngine:
         Raises:
             InputError: bad input; nothing has been queued then.
         """
+        refuse_arguments("generate", others, "prompts", "sampling_params", "chat", "use_tqdm")
         encoded = self.input_processor.encode_all(prompts, sampling_params, chat)
         return self._complete(encoded, use_tqdm)
 
@@ -180,18 +186,22 @@ class BaseEngine:
         use_tqdm: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        **others: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several, and return when all are answered.
 
         Args:
             messages: `[{"role": ..., "content": ...}, ...]`, or a list of these.
-            sampling_params, use_tqdm: as `generate` takes them.
+            sampling_params, use_tqdm, others: as `generate` takes them.
             tools: functions that the chat template shows to the model.
             chat_template_kwargs: variables of the chat template, such as `enable_thinking`.
 
         Raises:
             InputError: bad input; nothing has been queued then.
         """
+        refuse_arguments(
+            "chat", others, "sampling_params", "use_tqdm", "tools", "chat_template_kwargs"
+        )
         encoded = self.input_processor.encode_all(
             messages, sampling_params, True, template_kwargs=chat_template_kwargs, tools=tools
         )
@@ -234,16 +244,19 @@ class BaseEngine:
         priority: int = 0,
         *,
         chat: bool = False,
+        **others: Any,
     ) -> str:
         """Queue one request; `step` will compute it. Returns its id.
 
         Args:
             priority: lower is sooner, for schedulers with `policy="priority"` (from M2 on). With
                 `aging_seconds`, the number falls while the request waits.
+            others: as `generate` takes them.
 
         Raises:
             InputError: bad input; no other request is affected.
         """
+        refuse_arguments("add_request", others, "sampling_params", "request_id", "priority", "chat")
         params = SamplingParams() if sampling_params is None else sampling_params
         check_priority(priority)
         encoded = self.input_processor.encode(prompt, params, chat)

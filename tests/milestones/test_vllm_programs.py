@@ -65,6 +65,15 @@ llm = LLM(model=MODEL, dtype="auto", seed=None, trust_remote_code=False, tensor_
           enforce_eager=True, load_format="auto", tokenizer_mode="auto")
 assert llm.generate("a")[0].finished
 """,
+    "arguments that ask for nothing": LLM_
+    + """
+params = SamplingParams(temperature=0, max_tokens=4)
+plain = llm.generate("ab", params)[0].outputs
+assert llm.generate("ab", params, lora_request=None, priority=None)[0].outputs == plain
+talk = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+asked = dict(add_generation_prompt=True, continue_final_message=False, chat_template=None)
+assert llm.chat(talk, params, **asked)[0].outputs == llm.chat(talk, params)[0].outputs
+""",
     "text prompts": LLM_
     + """
 params = SamplingParams(temperature=0, max_tokens=4)
@@ -225,6 +234,27 @@ REFUSED: dict[str, tuple[str, type[Exception], str]] = {
         LLM_ + 'llm.generate({"prompt": "a", "multi_modal_data": {"image": 1}})',
         InputError,
         "'multi_modal_data'.*text alone",
+    ),
+    "an adapter": (LLM_ + "llm.generate('a', lora_request=1)", InputError, "merge the adapter"),
+    "a template": (LLM_ + "llm.chat([], chat_template='x')", InputError, "engine.tokenizer"),
+    "half an answer": (
+        LLM_ + "llm.chat([], continue_final_message=True)",
+        InputError,
+        "chat has no argument 'continue_final_message'",
+    ),
+    "no prompt for an answer": (
+        LLM_ + "llm.chat([], add_generation_prompt=False)",
+        InputError,
+        "next answer",
+    ),
+    "an argument of no method": (LLM_ + "llm.generate('a', progress=1)", InputError, "it has prom"),
+    "params": (LLM_ + "llm.add_request('a', params=1)", InputError, "instead: sampling_params"),
+    "pooling": (START + "LLM(MODEL, runner='pooling')", InputError, "models generate text"),
+    "vLLM's metrics": (LLM_ + "llm.get_metrics()", AttributeError, "engine.stats"),
+    "defaults of a model": (
+        START + "LLM(MODEL, generation_config='auto')",
+        InputError,
+        "SamplingParams",
     ),
     "beam search": (LLM_ + "llm.beam_search(['a'], 2)", AttributeError, "n completions"),
     "embeddings": (LLM_ + "llm.embed('a')", AttributeError, "no embeddings"),
