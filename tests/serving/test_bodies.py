@@ -57,6 +57,12 @@ def refusal_of(server, path, body):
         (COMPLETIONS, {"prompt": "a", "temperature": -1}, "temperature must be", "temperature"),
         (COMPLETIONS, {"prompt": "a", "seed": 2**63}, "seed", "seed"),
         (COMPLETIONS, {"prompt": "a", "stream_options": {}}, "stream=true", "stream_options"),
+        (
+            COMPLETIONS,
+            {"prompt": "a", "stream": True, "stream_options": {"continuous_usage_stats": True}},
+            "continuous_usage_stats: Input should be False",
+            "stream_options",
+        ),
         (COMPLETIONS, {"prompt": "a", "cache_salt": ""}, "cache_salt", "cache_salt"),
         (CHATS, {"messages": []}, "messages", "messages"),
         (CHATS, chat(*HELLO, logit_bias={"a": 1}), "'a' is no token", "logit_bias"),

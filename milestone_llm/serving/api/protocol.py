@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from functools import cached_property
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -80,6 +80,8 @@ class StreamOptions(BaseModel):
 
     include_usage: bool | None = None
     """Whether the last event of the stream has the numbers of tokens."""
+    continuous_usage_stats: Literal[False] | None = None
+    """vLLM's: whether all events have them, which they have not here."""
 
 
 class Sampling(Body):
