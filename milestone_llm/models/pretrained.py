@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.quantizers import AutoHfQuantizer
-from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
+from transformers.utils import ADAPTER_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils import logging as transformers_logging
 
 from milestone_llm.core.errors import InputError
@@ -225,6 +225,11 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
     is_local = folder.is_dir()
     if folder.exists() and not is_local:
         raise InputError(f"{source} is no folder")
+    if auto_class is AutoConfig and (folder / ADAPTER_CONFIG_NAME).is_file():
+        raise InputError(  # transformers would load it or not, which depends on what is installed
+            f"{source} holds an adapter ({ADAPTER_CONFIG_NAME}): merge it into its model (peft's "
+            "merge_and_unload), and give the folder of the result"
+        )
     if damage := _damage_of(folder / "generation_config.json"):  # transformers would ignore it
         raise InputError(
             f"cannot load the folder {source}: {damage}, and has tokens that end a text"

@@ -228,6 +228,7 @@ MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "a weight in two files": (in_two_files, "model.norm.weight twice, in first.* second.saf"),
     "a matrix in whole numbers": (in_whole_numbers, "up_proj.weight is in I8"),
+    "an adapter": (write("adapter_config.json", "{}"), "holds an adapter .* merge_and_unload"),
     "a dangerous pickle": (dangerous_pickle, "the file pytorch_model.bin is damaged"),
     "code of its own": (code_of_its_own, "custom code"),
 }
