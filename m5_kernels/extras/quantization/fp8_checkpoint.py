@@ -12,6 +12,7 @@ that had this scale already do not change.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ UNUSED = (".input_scale", ".activation_scale")
 """Scales of activations that were measured when the checkpoint was made."""
 EXACT = ("F64", "F32", "BF16", "F16")
 """Numbers that need no scale."""
+_OF_LAYER = re.compile(r"\.\d+\..*\.weight$")
 FORMATS = ("float-quantized", "naive-quantized")
 """Formats of compressed-tensors that store a weight in one byte."""
 
@@ -116,10 +118,14 @@ def take_scales(source: object, model: PreTrainedModel) -> StoredScales | None:
         return None
     block = block_of(str(source), fields if isinstance(fields, dict) else fields.to_dict())
     place, _ = locate(str(source))
-    scales = {}
+    scales: dict[str, torch.Tensor] = {}
+    matrices: set[str] = set()
     for file in safetensors_files(place):
         try:
             with safe_open(file, framework="pt") as tensors:
+                for name in filter(_OF_LAYER.search, tensors.keys()):
+                    if len(tensors.get_slice(name).get_shape()) == 2:
+                        matrices.add(name.removesuffix(".weight"))
                 for name in filter(lambda name: name.endswith(SCALES), tensors.keys()):
                     module, scale = name.rpartition(".")[0], tensors.get_tensor(name)
                     if module in scales:
@@ -130,7 +136,10 @@ def take_scales(source: object, model: PreTrainedModel) -> StoredScales | None:
         except SafetensorError as error:
             raise InputError(f"cannot load {source}: {file.name} is damaged ({error})") from error
     del model.config.quantization_config
-    log.warning("%s has weights in e4m3: they are rounded again, to one scale a matrix", source)
+    exact = matrices - scales.keys()
+    also = f", and so are {len(exact)} matrices that it has exactly" if exact else ""
+    text = "%s has weights in e4m3: they are rounded again, to one scale a matrix%s"
+    log.warning(text, source, also)
     return StoredScales(str(source), scales, block)
 
 

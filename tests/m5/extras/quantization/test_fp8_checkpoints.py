@@ -249,6 +249,16 @@ def test_scales_of_keys_and_values_are_passed_over_with_a_word(tmp_path, caplog)
     assert any("3 weights that the model does not read" in each.message for each in caplog.records)
 
 
+def test_of_matrices_that_a_checkpoint_leaves_exact_a_word_is_said(tmp_path, caplog):
+    def leave(files: Files) -> None:
+        files[0].pop("model.layers.1.mlp.up_proj.weight_scale")
+        files[0]["model.layers.1.mlp.up_proj.weight"] = torch.ones(128, 64)
+
+    write_checkpoint(tmp_path, "compressed-tensors, rows", leave)
+    loaded(str(tmp_path), quantization="fp8", dtype="float32")
+    assert "and so are 1 matrices that it has exactly" in caplog.text
+
+
 def test_a_family_whose_files_have_transposed_weights_is_read(tmp_path):
     exact = build_tiny_model("gpt2")
     exact.save_pretrained(tmp_path)
