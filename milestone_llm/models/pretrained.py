@@ -230,6 +230,11 @@ def from_pretrained(auto_class: Any, source: str, **options: Any) -> Any:
             f"{source} holds an adapter ({ADAPTER_CONFIG_NAME}): merge it into its model (peft's "
             "merge_and_unload), and give the folder of the result"
         )
+    ggufs = sorted(folder.glob("*.gguf"))
+    if auto_class is AutoConfig and ggufs and not (folder / "config.json").exists():
+        raise InputError(
+            f"{source} has no config.json: give its GGUF file as the model, {ggufs[0]}"
+        )
     if damage := _damage_of(folder / "generation_config.json"):  # transformers would ignore it
         raise InputError(
             f"cannot load the folder {source}: {damage}, and has tokens that end a text"

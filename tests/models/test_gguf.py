@@ -241,6 +241,12 @@ def test_layers_with_a_window_have_the_positions_of_the_file() -> None:
     assert model.config.rope_parameters["sliding_attention"]["rope_theta"] == 500.0
 
 
+def test_of_a_folder_with_a_file_the_file_is_asked_for(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build_tiny_model("llama", **SIZES))
+    with pytest.raises(InputError, match=r"GGUF file as the model, .*tiny.gguf$"):
+        load_model(tmp_path, device="cpu")
+
+
 # --- refusals ------------------------------------------------------------------------------
 
 BIAS = {"blk.0.attn_q.bias": np.ones(64, np.float32)}
