@@ -100,19 +100,24 @@ def check_blocks(source: str, config: PretrainedConfig) -> None:
     """
     fields = getattr(config, "quantization_config", None)
     fields = fields if isinstance(fields, dict) or fields is None else fields.to_dict()
-    block = fields and fields.get("quant_method") == "fp8" and fields.get("weight_block_size")
-    if not block:
+    if fields is None or fields.get("quant_method") != "fp8":
         return
+    block = fields.get("weight_block_size", (128, 128)) or ()
     for file in safetensors_files(source):
         with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - it is no dict
-                weight = tensors.get_slice(name)
-                sizes = list(zip(weight.get_shape()[-2:], block, strict=False))
-                is_cut = any(size > part and size % part for size, part in sizes)
+            names = set(tensors.keys())
+            for name in sorted(names):
+                weight, scales = tensors.get_slice(name), f"{name}_scale_inv"
+                shape = weight.get_shape()[-2:]
+                counts = tensors.get_slice(scales).get_shape()[-2:] if scales in names else shape
+                is_cut = any(
+                    count > 1 and size > part and size % part
+                    for size, part, count in zip(shape, block, counts, strict=False)
+                )
                 if is_cut and weight.get_dtype() == "F8_E4M3":
-                    shape, parts = (" x ".join(map(str, each)) for each in zip(*sizes, strict=True))
+                    sizes, parts = (" x ".join(map(str, each)) for each in (shape, block))
                     raise InputError(
-                        f"{source}: {name} is {shape}, with scales for blocks of {parts} that "
+                        f"{source}: {name} is {sizes}, with scales for blocks of {parts} that "
                         "Hugging Face's modules would cut evenly: M5's fused decoder reads them "
                         'as they are, with quantization="fp8"'
                     )

@@ -152,9 +152,10 @@ def block_of(source: str, fields: dict[str, Any]) -> tuple[int, int] | None:
         InputError: the weights are not in e4m3 with such scales; the message names what they are.
     """
     method = found = str(fields.get("quant_method"))
-    sizes = [fields.get("weight_block_size")]
+    sizes: list[Any] = []
     is_known = False
     if method == "fp8":
+        sizes = [fields.get("weight_block_size", [128, 128])]  # Hugging Face's default
         found += f" {fields.get('fmt', 'e4m3')}"
         is_known = found == "fp8 e4m3"
     elif method == "modelopt":
@@ -170,7 +171,7 @@ def block_of(source: str, fields: dict[str, Any]) -> tuple[int, int] | None:
         is_known = kinds == {"float 8"} and strategies <= {"tensor", "channel", "block"}
         is_known = is_known and fields.get("format") in FORMATS and sparsity == "dense"
         is_known = is_known and not fields.get("transform_config")
-    blocks: list[Any] = [each for each in sizes if each is not None]
+    blocks = [each for each in sizes if each is not None]
     if any(each != blocks[0] or not _is_block(each) for each in blocks):
         found, is_known = f"{found}, blocks of {blocks}", False
     if not is_known:

@@ -76,11 +76,11 @@ def rounded(matrix: torch.Tensor, part: str) -> tuple[torch.Tensor, torch.Tensor
 
 
 def write_checkpoint(
-    folder: Path, form: str, change: Callable[[Files], object] = lambda files: None
+    folder: Path, form: str, change: Callable[[Files], object] = lambda files: None, **sizes: int
 ) -> Any:
     """Write a tiny checkpoint in a form. Returns the model that its weights stand for."""
     part, kind, config, modelopt = FORMS[form]
-    model = build_tiny_model("qwen3")
+    model = build_tiny_model("qwen3", **sizes)
     model.save_pretrained(folder)
     weights, fields = load_file(folder / "model.safetensors"), copy.deepcopy(config)
     exact = model.state_dict()
@@ -275,6 +275,15 @@ def test_a_family_whose_files_have_transposed_weights_is_read(tmp_path):
     ours = loaded(str(tmp_path), quantization="fp8", dtype="float32").decoder.layers[0].mlp
     wanted = loaded(exact, quantization="fp8").decoder.layers[0].mlp
     assert torch.equal(ours.up.values.float(), wanted.up.values.float())
+
+
+def test_blocks_of_no_known_size_are_hugging_faces(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "BLOCK", (128, 128))
+    forget = lambda files: files[1].pop("weight_block_size")  # noqa: E731
+    exact = write_checkpoint(tmp_path, "Hugging Face, blocks", forget, intermediate_size=192)
+    ours = loaded(str(tmp_path), quantization="fp8", dtype="float32").decoder.layers[0].mlp
+    wanted = loaded(exact, quantization="fp8").decoder.layers[0].mlp
+    assert torch.equal(ours.gate_up.values.float(), wanted.gate_up.values.float())
 
 
 @on_plain_cpu
