@@ -32,7 +32,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from milestone_llm import how_to_install
 from milestone_llm.core.errors import InputError
 
-from .gguf_metadata import check_layers, check_tensors, complete_config, complete_tokenizer
+from .gguf_metadata import (
+    check_layers,
+    check_places,
+    check_tensors,
+    complete_config,
+    complete_tokenizer,
+)
 from .hub_files import one_line
 from .loading_info import check_whole
 from .pretrained import build_empty_model, quiet_transformers
@@ -228,6 +234,7 @@ def _reading(gguf: Path) -> Iterator[Any]:
             with _read_once():
                 reader = importlib.import_module("gguf").GGUFReader(str(gguf))
                 check_layers(reader)
+                check_places(reader)
                 yield reader
         except (MemoryError, torch.OutOfMemoryError):
             raise

@@ -11,6 +11,7 @@ import copy
 import logging
 import math
 import re
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,21 @@ def check_layers(reader: Any) -> None:
     last = max((int(layer[1]) for layer in layers if layer), default=-1)
     if num_layers is not None and last >= num_layers:
         raise InputError(f"block_count is {num_layers}, and there are tensors of layer {last}")
+
+
+def check_places(reader: Any) -> None:
+    """Check that no two of the file's tensors share bytes, as they do in a damaged file.
+
+    Raises:
+        InputError: two do.
+    """
+    places = sorted(
+        (file, int(tensor.data_offset), int(tensor.n_bytes), tensor.name)
+        for tensor, file in zip(reader.tensors, reader.files, strict=True)
+    )
+    for (file, start, size, name), (next_file, next_start, _, next_name) in pairwise(places):
+        if file == next_file and start + size > next_start:
+            raise InputError(f"{name} and {next_name} share bytes")
 
 
 def complete_config(model: PreTrainedModel, reader: Any) -> None:

@@ -298,6 +298,21 @@ def test_a_file_that_rotates_half_of_a_head_is_refused(tmp_path: Path) -> None:
         m1_single.LLMEngine(str(path), device="cpu")
 
 
+def test_a_file_whose_tensors_share_bytes_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, build_tiny_model("llama", **SIZES))
+    content = bytearray(path.read_bytes())
+    name = b"blk.0.ffn_down.weight"
+    place = content.index(name) + len(name) + 4 + 2 * 8 + 4  # dimensions, sizes, type
+    content[place : place + 8] = (
+        int.from_bytes(content[place : place + 8], "little") + 32
+    ).to_bytes(8, "little")
+    path.write_bytes(content)
+    for milestone, options in ((m1_single, {}), (m5_kernels, {"quantization": "gguf"})):
+        with pytest.raises(InputError, match=r"blk.0.ffn_down.weight and \S+ share bytes"):
+            milestone.LLMEngine(str(path), device="cpu", **options)
+
+
 @pytest.mark.parametrize("key", ["head_count_kv", "layer_norm_rms_epsilon"])
 def test_a_file_that_lacks_a_number_is_refused(key: str, tmp_path: Path) -> None:
     path, name = tmp_path / "tiny.gguf", f"{{family}}.attention.{key}"
