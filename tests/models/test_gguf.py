@@ -273,7 +273,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a norm": ({}, {"blk.0.attn_q_norm.weight": np.ones(16, np.float32)}, "attn_q_norm"),
     "a scale": ({}, {"blk.1.ffn_up.scale": np.ones(1, np.float32)}, "blk.1.ffn_up.scale"),
     "a layer more": ({}, LAYER, "block_count is 2, and there are tensors of layer 2"),
-    "words of nobody": ({"tokenizer.ggml.pre": "deepseek-v9"}, {}, "pre is 'deepseek-v9'"),
+    "unknown words": ({"tokenizer.ggml.pre": "deepseek-v9"}, {}, "pre is 'deepseek-v9'"),
     "half of the layers": ({"{family}.block_count": 1}, {}, "block_count is 1"),
     "layers too many": ({"{family}.block_count": 3}, {}, "lacks|weights are missing"),
 }
