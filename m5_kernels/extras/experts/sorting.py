@@ -49,7 +49,7 @@ def sort_by_expert(
     num_pairs = topk_ids.numel()
     max_tiles = most_tiles(num_pairs, num_experts, rows)
     output = SortedPairs(topk_ids.new_empty(max_tiles * rows), topk_ids.new_empty(max_tiles))
-    block = min(4096, max(16, next_power_of_2(num_pairs)))
+    block = min(16384, max(16, next_power_of_2(num_pairs)))
     launch.kernel(_sort_kernel, (num_experts,))(
         topk_ids, *output,
         num_pairs, max_tiles,
@@ -57,7 +57,7 @@ def sort_by_expert(
         BINS=next_power_of_2(num_experts + 1),
         ROWS=rows,
         BLOCK=block,
-        num_warps=4 if block <= 1024 else 16,
+        num_warps=4 if block <= 1024 else 8,
         **launch.pdl_options(),
     )  # fmt: skip
     return output
