@@ -143,8 +143,9 @@ class RopeAndWrite:
         step = self._step
         if step is None or step.positions is not positions:
             step = self._step = RopeStep(num_q_heads, key_cache, slot_mapping, positions)
+        num_rotated = num_q_heads + num_kv_heads
         heads = qkv.view(len(qkv), -1, head_dim)
-        rotated, value = heads[:, :-num_kv_heads], heads[:, -num_kv_heads:]
+        rotated, value = heads.split_with_sizes([num_rotated, num_kv_heads], dim=1)
         if q_norm is not None and k_norm is not None:
             query, key = rotated[:, :num_q_heads], rotated[:, num_q_heads:]
             query.copy_(F.rms_norm(query, q_norm.shape, q_norm.to(query), epsilon))
