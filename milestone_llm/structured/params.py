@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -63,6 +64,19 @@ class StructuredOutputsParams:
         return json.dumps(vars(self), sort_keys=True)
 
 
+def unique_names(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON as a dict: an `object_pairs_hook`.
+
+    Raises:
+        InputError: it has a name twice. Parsers differ in which of the two values they take.
+    """
+    values = dict(members)
+    if len(values) < len(members):
+        (twice, _), *_ = Counter(name for name, _ in members).most_common(1)
+        raise InputError(f"an object has the name {twice!r:.100} twice")
+    return values
+
+
 def _schema(value: Any) -> str:
     """Return a JSON schema as text.
 
@@ -70,7 +84,8 @@ def _schema(value: Any) -> str:
         InputError: it is not a JSON schema.
     """
     try:
-        schema = json.loads(value) if isinstance(value, str) else value
+        is_text = isinstance(value, str)
+        schema = json.loads(value, object_pairs_hook=unique_names) if is_text else value
         text = json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"json is no JSON schema: {error}") from None

@@ -15,9 +15,10 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 from milestone_llm.core.errors import InputError
+from milestone_llm.core.unknown_names import refuse_unknown
 
 from .endings import lark_can_end, schema_can_end
-from .params import StructuredOutputsParams
+from .params import StructuredOutputsParams, unique_names
 
 MAX_BLANKS = 32
 """Most spaces, tabs and line ends between two tokens of JSON. It is enough for a line end, and for
@@ -42,6 +43,9 @@ _BOUNDS = {"minimum", "exclusiveMinimum", *_UPPER_BOUNDS}
 _OF_SCHEMAS = {"properties", "patternProperties", "$defs", "definitions"}
 """Keys whose values are schemas by name."""
 _NO_SCHEMAS = {"const", "enum", "default", "examples", "x-guidance"}
+_OPTIONS = ("lenient", "whitespace_flexible", "whitespace_pattern")
+"""Options of llguidance that a schema may set with `x-guidance`. Others would allow texts that the
+schema does not."""
 _LARK_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|(?://|#)[^\n]*|/(?:\\.|[^/\\])+/|%json')
 """Texts, comments and regexes of Lark's notation, in which `%json` means nothing; and `%json`."""
 _LARK_BLANKS = re.compile(r"(?:\s|(?://|#)[^\n]*)*")
@@ -96,7 +100,7 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
     """Return a JSON schema with a limit on blanks, and without what it gives leave to leave out.
 
     Raises:
-        InputError: its `multipleOf` would take too long to compile, or no text matches it.
+        InputError: it cannot be used as it is; the message says why.
     """
     if not isinstance(schema, dict):
         return schema
@@ -109,6 +113,7 @@ def _prepared(schema: Any, left_out: list[str]) -> Any:
     options = schema.get("x-guidance", {})
     if not isinstance(options, dict):
         return schema  # llguidance refuses it
+    refuse_unknown(options, _OPTIONS, {}, "x-guidance", "option")
     if options.get("lenient") is True:
         schema = _without_unknown_patterns(schema, left_out)
     else:
@@ -136,7 +141,8 @@ def _with_schemas_prepared(lark: str, left_out: list[str]) -> str:
         if found[0] == "%json":
             blanks = _LARK_BLANKS.match(lark, end)
             start = end if blanks is None else blanks.end()
-            schema, end = json.JSONDecoder().raw_decode(lark, start)
+            decoder = json.JSONDecoder(object_pairs_hook=unique_names)
+            schema, end = decoder.raw_decode(lark, start)
             parts.append(f" {json.dumps(_prepared(schema, left_out))}")
     return "".join([*parts, lark[end:]])
 

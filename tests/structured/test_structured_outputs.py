@@ -44,6 +44,7 @@ WANTED: list[dict[str, Any]] = [
 
 
 TOKENIZER = byte_tokenizer()
+WORD = {"type": "string"}
 
 
 def engine(package: Any, **fields: Any) -> Any:
@@ -385,6 +386,48 @@ def test_characters_that_need_the_escape_u_are_refused_in_values() -> None:
             takes(schema, "")
     assert takes({"const": "\n\x80é"}, '"\\n\x80é"')
     assert takes({"const": {"\x1b": 1}}, '{"\\u001b":1}')
+
+
+def test_no_option_of_a_schema_allows_the_escape_u() -> None:
+    options = {"json_allowed_escapes": "u", "json_allow_general_unicode_escapes": True}
+    schema = {"properties": {"a": {"type": "null"}}}
+    for name, value in options.items():
+        own = {**schema, "x-guidance": {name: value}}
+        for wanted in ({"json": own}, {"grammar": f"start: %json {json.dumps(own)}"}):
+            with pytest.raises(InputError, match=f"x-guidance has no option '{name}'"):
+                new_grammars().rule_of(params(wanted))
+        inner = {"type": "array", "items": own}  # llguidance does not read it there
+        assert takes(inner, '[{"b')
+        assert not takes(inner, '[{"\\u0061')
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"json": {"type": "array", "items": {**WORD, "pattern": "^\x01$"}, "minItems": 1}},
+        {
+            "json": {
+                "type": "object",
+                "properties": {"a": {**WORD, "pattern": r"\u001b"}},
+                "required": ["a"],
+            }
+        },
+        {"regex": "a\x01b"},
+        {"grammar": r'start: "a" /\x01/'},
+    ],
+    ids=str,
+)
+def test_what_needs_a_character_that_cannot_be_written_has_no_end(wanted: dict[str, Any]) -> None:
+    (output,) = engine(m1_single).generate("prompt", params(wanted))
+    assert output.finish_reason == "error"
+
+
+def test_a_schema_as_text_has_a_name_once() -> None:
+    schema = '{"properties": {"a": {}, "\\u0061": {"type": "null"}}}'
+    with pytest.raises(InputError, match="the name 'a' twice"):
+        StructuredOutputsParams(json=schema)
+    with pytest.raises(InputError, match="the name 'a' twice"):
+        new_grammars().rule_of(params({"grammar": f"start: %json {schema}"}))
 
 
 def test_names_that_could_be_counted_twice_are_refused() -> None:

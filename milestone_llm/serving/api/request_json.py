@@ -1,6 +1,6 @@
 """JSON of requests. Its values are counted before it is parsed, so that parsing has a bounded cost.
 
-Texts are valid Unicode and numbers are finite: half of a surrogate pair, NaN and numbers of
+Texts are valid Unicode and numbers are finite: half of a surrogate pair, NaN, 1e999 and numbers of
 thousands of digits are rejected, in every field. So is an object that has a name twice: parsers
 differ in which of the two values they take.
 """
@@ -8,13 +8,16 @@ differ in which of the two values they take.
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Callable, Coroutine
+import math
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic_core import from_json
+
+from milestone_llm.core.errors import InputError
+from milestone_llm.structured.params import unique_names
 
 from .errors import ApiError
 
@@ -54,18 +57,32 @@ def _parse(body: bytes, max_parts: int, max_values: int) -> Any:
     _check("lists, objects and texts", num_parts, max_parts)
     try:
         value = from_json(body, allow_inf_nan=False)
-        json.loads(body, object_pairs_hook=_check_names)
+        json.loads(body, object_pairs_hook=unique_names, parse_float=_check_finite)
         return value
+    except InputError as error:
+        raise ApiError(400, f"the body: {error}") from None
+    except OverflowError:
+        place = next(_infinite(value))
+        text = f"{place or 'the body'}: the number is too large"
+        raise ApiError(400, text, param=place.split(".")[0] or None) from None
     except ValueError as error:
         text = "the body is no valid JSON (UTF-8 text, no NaN, no half of a surrogate pair)"
         raise ApiError(400, f"{text}: {error}") from None
 
 
-def _check_names(members: list[tuple[str, Any]]) -> None:
-    """Refuse an object that has a name twice."""
-    if len(dict(members)) < len(members):
-        (twice, _), *_ = Counter(name for name, _ in members).most_common(1)
-        raise ApiError(400, f"an object of the body has the name {twice!r:.100} twice")
+def _check_finite(number: str) -> None:
+    """Refuse a number, as it is written, that a float of 64 bits does not hold."""
+    if math.isinf(float(number)):
+        raise OverflowError
+
+
+def _infinite(value: Any, place: str = "") -> Iterator[str]:
+    """Yield the places of infinite numbers in a value of JSON, such as `logit_bias.5`."""
+    if isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _infinite(each, f"{place}.{key}" if place else str(key))
+    elif isinstance(value, float) and math.isinf(value):
+        yield place
 
 
 def _check(what: str, count: int, limit: int) -> None:
