@@ -177,6 +177,9 @@ def _check_config(model: PreTrainedModel) -> None:
                     f"a rotary embedding of type {kind!r}, which depends on the longest position "
                     f"in the batch; known are {', '.join(ROPE_TYPES)}"
                 )
+        if kinds is not None and not all(each.isfinite().all() for each in module.buffers()):
+            parameters = getattr(text_config, "rope_parameters", None)
+            raise UnsupportedError(f"angles that are no numbers: rope_parameters are {parameters}")
     layer_types = set(getattr(text_config, "layer_types", None) or ())
     if unknown := sorted(layer_types.difference(LAYER_TYPES)):
         raise UnsupportedError(f"layers of type {', '.join(unknown)}")

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 from helpers.engines import every_milestone, greedy, make_engine, random_prompts
-from milestone_llm.models.support import check_flat, check_padded
+from milestone_llm.models.support import LAYER_TYPES, check_flat, check_padded
 from milestone_llm.models.tiny_models import build_tiny_model
 
 SMALL = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -20,6 +20,7 @@ def rope(kind: str, **fields: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, **fields}}
 
 
+ZERO = {"rope_type": "default", "rope_theta": 0}
 LONGROPE = rope(
     "longrope",
     short_factor=[1.0] * 8,
@@ -42,6 +43,21 @@ def test_rope_that_looks_at_other_requests_is_refused(package: Any, fields: dict
     kind = fields["rope_parameters"]["rope_type"]
     with pytest.raises(ValueError, match=rf"model type llama.*type '{kind}'.*longest position"):
         package.LLMEngine(model)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("llama", {"rope_parameters": ZERO}),
+        ("llama", rope("linear", factor=0.0)),
+        ("gemma3", {"rope_parameters": dict.fromkeys(LAYER_TYPES, ZERO)}),
+    ],
+)
+def test_rope_whose_angles_are_no_numbers_is_refused(family: str, fields: dict[str, Any]) -> None:
+    model = build_tiny_model(family, **fields)
+    for check in (check_flat, check_padded):
+        with pytest.raises(ValueError, match="angles that are no numbers: rope_parameters are"):
+            check(model)
 
 
 @every_milestone
