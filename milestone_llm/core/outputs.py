@@ -13,6 +13,16 @@ class Logprob:
     rank: int
     """1 for the most likely token of the vocabulary."""
 
+    @property
+    def decoded_token(self) -> str:
+        """Refuse a name of vLLM's.
+
+        Raises:
+            AttributeError: says what to use instead.
+        """
+        instead = "engine.tokenizer.decode(token_id), of the ids that it is listed by"
+        raise AttributeError(f"Logprob has no 'decoded_token' of vLLM's; instead: {instead}")
+
 
 @dataclass(slots=True)
 class SampledToken:

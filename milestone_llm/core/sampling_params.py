@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import InputError
@@ -113,6 +113,10 @@ class SamplingParams:
         # Outside 1e-30 to 1e30 there is no difference left that fp32 could hold.
         penalty = min(max(self.repetition_penalty, 1e-30), 1e30)
         object.__setattr__(self, "repetition_penalty", penalty)
+
+    def clone(self) -> SamplingParams:
+        """Return a copy; `dataclasses.replace` changes fields of one."""
+        return replace(self)
 
     def __repr__(self) -> str:
         default = vars(SamplingParams())

@@ -60,6 +60,8 @@ _DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "half": torch.float16,
+    "float": torch.float32,
 }
 _TOKENIZER_FILES = (
     "tokenizer.json",

@@ -74,6 +74,17 @@ talk = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
 asked = dict(add_generation_prompt=True, continue_final_message=False, chat_template=None)
 assert llm.chat(talk, params, **asked)[0].outputs == llm.chat(talk, params)[0].outputs
 """,
+    "names of dtypes": START
+    + """
+import torch
+for name, dtype in {"half": torch.float16, "float": torch.float32}.items():
+    assert LLM(model=MODEL, dtype=name, max_model_len=32).model.dtype == dtype
+""",
+    "parameters twice": START
+    + """
+params = SamplingParams(max_tokens=None, stop="a", seed=3)
+assert params.clone() == params and params.clone() is not params
+""",
     "text prompts": LLM_
     + """
 params = SamplingParams(temperature=0, max_tokens=4)
@@ -255,6 +266,15 @@ REFUSED: dict[str, tuple[str, type[Exception], str]] = {
         START + "LLM(MODEL, generation_config='auto')",
         InputError,
         "SamplingParams",
+    ),
+    "text of a log-probability": (
+        LLM_
+        + """
+row = llm.generate("a", SamplingParams(logprobs=1))[0].outputs[0].logprobs[0]
+[each.decoded_token for each in row.values()]
+""",
+        AttributeError,
+        "engine.tokenizer.decode",
     ),
     "beam search": (LLM_ + "llm.beam_search(['a'], 2)", AttributeError, "n completions"),
     "embeddings": (LLM_ + "llm.embed('a')", AttributeError, "no embeddings"),
