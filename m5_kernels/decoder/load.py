@@ -125,6 +125,8 @@ def load_fused_decoder(
     decoder = decoder_class(config, cos_sin, model.dtype, device, ops, shard)
     if weights is not None:
         decoder.load(weights)
+        if _logits_of(decoder, [torch.tensor([0])])[0].isnan().all():
+            raise InputError(f"cannot load {source}: its weights give only NaN for logits")
     elif is_there:
         decoder.load(read_model(model, consume=model is not source))
         if model is source:
@@ -143,17 +145,23 @@ def check_logits(decoder: Decoder, model: PreTrainedModel, tolerance: float) -> 
     """
     known = known_logits(model)
     max_positions = decoder.max_positions if isinstance(decoder, FusedDecoder) else None
-    metadata, caches = _step_of_prompts(decoder, [prompt[:max_positions] for prompt, _ in known])
-    no_gpu = torch.device("cpu")  # twins need no workspace
-    attend = Attention(decoder.attention_shape, len(known), decoder.dtype, no_gpu)
-    twins = Launch(uses_twins=True)  # nothing waits for a compiler
-    hidden = decoder.forward(metadata.input_ids, metadata, caches, attend, twins)
-    error = _error(decoder.logits(hidden, twins), metadata, known)
+    logits, metadata = _logits_of(decoder, [prompt[:max_positions] for prompt, _ in known])
+    error = _error(logits, metadata, known)
     if not error <= tolerance:
         raise InputError(
             "the decoder knows a model's config and weights, and this one computes "
             f"something else: a hook, or a module of its own (relative error {error:.2g})"
         )
+
+
+def _logits_of(decoder: Decoder, prompts: list[torch.Tensor]) -> tuple[torch.Tensor, StepMetadata]:
+    """Return a decoder's logits `[num_tokens, vocab_size]` of new requests, and their step."""
+    metadata, caches = _step_of_prompts(decoder, prompts)
+    no_gpu = torch.device("cpu")  # twins need no workspace
+    attend = Attention(decoder.attention_shape, len(prompts), decoder.dtype, no_gpu)
+    twins = Launch(uses_twins=True)  # nothing waits for a compiler
+    hidden = decoder.forward(metadata.input_ids, metadata, caches, attend, twins)
+    return decoder.logits(hidden, twins), metadata
 
 
 @torch.inference_mode()

@@ -100,6 +100,16 @@ def test_tokens_are_those_of_the_model_with_the_same_numbers(saved: tuple[Path, 
     assert all(len(each.token_ids) == 8 for each in engine.generate(prompts, params))
 
 
+def test_a_file_whose_logits_are_no_numbers_is_refused(saved: tuple[Path, Any]) -> None:
+    path, _ = saved
+    norm = tensor_index(path)["tensors"]["output_norm.weight"]
+    with path.open("r+b") as file:
+        file.seek(norm[2])
+        file.write(b"\xff" * norm[3])
+    with pytest.raises(InputError, match="only NaN for logits"):
+        m5_kernels.LLMEngine(str(path), quantization="gguf", device="cpu")
+
+
 @pytest.mark.usefixtures("no_pixels")
 def test_the_demo_ends_with_the_bits_of_the_file(
     saved: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
