@@ -468,6 +468,8 @@ def main() -> int:
         help="models of which some layers have a window; from M4 on",
     )
     options = parser.parse_args()
+    if options.groups and options.milestone and options.milestone < "m4":
+        parser.error(f"--groups: {options.milestone} has no groups of layers; from M4 on")
     milestones = [each for each in MILESTONES if each >= "m4" or not options.groups]
     end, total, num_runs = time.monotonic() + options.seconds, Counter[str](), 0
     seeds = random.SystemRandom()

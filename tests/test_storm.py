@@ -43,5 +43,12 @@ def test_storms_with_windows_leave_out_milestones_without_groups(monkeypatch):
     assert main() == 0
 
 
+def test_storms_with_windows_on_a_milestone_without_groups_say_so(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["storm.py", "--groups", "--milestone", "m3_paged"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "m3_paged has no groups" in capsys.readouterr().err
+
+
 def test_what_a_draft_that_failed_left_in_host_memory_is_not_looked_for_in_shorter_tables():
     serve("m5_kernels", 296, num_steps=60, has_groups=True)
