@@ -183,7 +183,7 @@ class Scheduler:
 
     def schedule(self) -> list[Row]:
         rows: list[Row] = []
-        budget = self.max_num_batched_tokens
+        budget, num_running = self.max_num_batched_tokens, len(self.running)
         while len(rows) < len(self.running) and budget > 0:
             request = self.running[len(rows)]
             if self.kv.allocate(request):
@@ -192,7 +192,9 @@ class Scheduler:
                 victim = self.running.pop()
                 self.kv.free(victim)  # its tokens stay; their KV will be computed again
                 self.waiting.appendleft(victim)
-        while self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
+        # A step that preempted admits nobody: who comes now would be preempted next.
+        may_admit = len(self.running) == num_running
+        while may_admit and self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
             if not self.kv.allocate(self.waiting[0]):
                 break  # no request overtakes the first in the queue
             self.running.append(self.waiting.popleft())
@@ -343,17 +345,17 @@ def main() -> None:
         requests.append(Request("abcde"[seed], prompt, 30, temperature, seed, stop))
         scheduler.add(requests[-1])
     began, num_steps = time.perf_counter(), 0
+    print(f"step  {'requests, positions':38}  free blocks  waiting")
     while scheduler.waiting or scheduler.running:
         before = list(scheduler.running)
         rows, num_steps = engine.step(), num_steps + 1
         news = [f"preempted {each.request_id}" for each in before if each in scheduler.waiting]
-        found = [row for row in rows if row.request not in before and row.start]
-        news += [f"{row.start} tokens of {row.request.request_id} cached" for row in found]
+        found = [row.request.request_id for row in rows if row.request not in before and row.start]
+        news += [f"cached {' '.join(found)}"] if found else []
         who = "  ".join(f"{row.request.request_id} {row.start}..{row.end - 1}" for row in rows)
         waiting = " ".join(request.request_id for request in scheduler.waiting)
         num_free = len(engine.kv.free_blocks)
-        facts = [f"{num_free:2} blocks free", f"waiting: {waiting or '-'}", *news]
-        print(f"step {num_steps:2}  {who:40}  {'  '.join(facts)}")
+        print(f"{num_steps:4}  {who:38}  {num_free:11}  {waiting:7}  {', '.join(news)}")
     num_tokens = sum(len(request.output_token_ids) for request in requests)
     print(f"{num_tokens} tokens, {num_tokens / (time.perf_counter() - began):.1f} a second")
     for request, question in zip(requests, QUESTIONS, strict=True):

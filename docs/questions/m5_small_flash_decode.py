@@ -10,10 +10,12 @@ second launch merges them. m5_kernels/kernels/flash_decode.py is the other half 
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from m5_kernels.kernels.flash_decode import flash_decode_torch
-from m5_kernels.kernels.triton_or_twin import next_power_of_2, tl, triton
+from m5_kernels.kernels.triton_or_twin import INTERPRETED, next_power_of_2, tl, triton
 from m5_kernels.tools.measure import PagedBatch
 
 FLOOR = tl.constexpr(-1e30)
@@ -135,6 +137,10 @@ def small_flash_decode(
 def main() -> None:
     """Run three sequences, and compare with the twin of M5's kernel."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cpu" and not INTERPRETED:
+        sys.exit(
+            "torch.cuda finds no GPU. With TRITON_INTERPRET=1 before the command it runs without."
+        )
     lens, num_splits, tile = [5, 100, 33], 4, 16
     batch = PagedBatch.random(lens, [1, 1, 1], 6, 2, 32, 16, torch.float32, device)
     output = small_flash_decode(*batch.decode_inputs, num_splits, tile)

@@ -70,6 +70,8 @@ def chat(args: argparse.Namespace) -> None:
         asked = {"role": "user", "content": text}
         if text == "/new":
             messages = list(system)
+        elif text.startswith("/") and text[1:].isalpha():
+            log_console.print(f"no command {text}: /new begins anew, Ctrl-D ends", markup=False)
         elif text:
             try:
                 output = print_answer(engine, [*messages, asked], params)

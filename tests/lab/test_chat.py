@@ -89,10 +89,13 @@ def talk(smollm2: LoadedModel, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> 
 def test_a_chat_shows_what_the_cache_found_and_goes_on_after_a_long_line(talk: Any) -> None:
     options = ("--max-tokens", "16", "--max-model-len", "96")
     two = "What is 2 + 2?"
-    out, err = talk(two, "word " * 99, two, "/new", "", KeyboardInterrupt(), options=options)
+    out, err = talk(
+        two, "/help", "word " * 99, two, "/new", "", KeyboardInterrupt(), options=options
+    )
     assert out.count("The answer to this classic math problem is 4.\n") == 2
     costs = [line.partition(" cached")[0] for line in out.splitlines() if line.startswith("[")]
     assert costs == ["[0 of 38 prompt tokens", "[48 of 68 prompt tokens"]
+    assert "no command /help: /new" in err
     assert "max_model_len=96" in err
     assert "prompt tokens came from the prefix cache." in out
 

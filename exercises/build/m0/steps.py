@@ -13,7 +13,7 @@ from exercises.build.guarded import always, compare_numbers, like, random_tensor
 from exercises.build.skeleton import File, Todo
 
 MILESTONE, FILE = "docs.questions", "m0_transformer"
-TITLE = "the model: a Llama in PyTorch (2 to 3 hours, estimated)"
+TITLE = "the model: a Llama in PyTorch (2 to 3 hours)"
 DONE = """All of it. Your file is a program, too: it compares itself with Hugging Face's modules.
 
   python -m exercises.build.m0.m0_transformer

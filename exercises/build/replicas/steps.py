@@ -12,7 +12,7 @@ from exercises.build.skeleton import File, Todo
 from milestone_llm.serving.replicas import router as ours
 
 MILESTONE = "milestone_llm.serving.replicas"
-TITLE = "replicas: the router in front of them (1 hour, estimated)"
+TITLE = "replicas: the router in front of them (1 hour)"
 DONE = """All of it. Ours is milestone_llm/serving/replicas/router.py; it routes for real:
 
   python -m docs.questions.scale_simulation

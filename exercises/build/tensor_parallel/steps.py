@@ -17,7 +17,7 @@ from exercises.build.guarded import compare_numbers, like, random_tensor
 from exercises.build.skeleton import File, Todo
 
 MILESTONE, FILE, SIZE = "docs.questions", "m5_cut_model", 2
-TITLE = "tensor parallelism: one model, two processes (1 to 2 hours, estimated)"
+TITLE = "tensor parallelism: one model, two processes (1 to 2 hours)"
 DONE = """All of it. Your file is a program, too:
 
   python -m exercises.build.tensor_parallel.m5_cut_model

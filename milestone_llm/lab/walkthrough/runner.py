@@ -86,7 +86,8 @@ def _walk(guide: Guide, scenario: Callable[[], Any], options: argparse.Namespace
     if cards.guesses:
         cards.paragraph(f"{sum(cards.guesses)} of {len(cards.guesses)} guesses were right.")
     if debugger.quitting:
-        cards.paragraph(f"Left after stop {debugger.num_passed} of {len(guide.stops)}.")
+        left = f"Left after stop {debugger.num_passed} of {len(guide.stops)}."
+        cards.paragraph(f"{left} --from-stop {debugger.num_passed} comes back to it.")
         return 0
     if failures := cards.failures + debugger.broken_hints + debugger.unreached():
         print("The walkthrough does not fit the code:", *failures, sep="\n  ", file=sys.stderr)
