@@ -32,7 +32,7 @@ ENGINES = {
 VOCAB_SIZE = 199  # of the tiny models: their engines take the same prompts
 MAX_MODEL_LEN, MAX_REQUESTS, MAX_LAYERS = 8192, 200, 12
 _MEANINGLESS = {"dtype", "device", "seed", "trace", "check_invariants", "scheduler"}
-_MEANINGLESS |= {"gpu_memory_utilization", "aging_seconds"}
+_MEANINGLESS |= {"gpu_memory_utilization", "aging_seconds", "revision"}
 
 Count = Annotated[int, Field(ge=0, le=MAX_MODEL_LEN)]
 
