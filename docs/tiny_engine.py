@@ -192,7 +192,7 @@ class Scheduler:
                 victim = self.running.pop()
                 self.kv.free(victim)  # its tokens stay; their KV will be computed again
                 self.waiting.appendleft(victim)
-        # A step that preempted admits nobody: who comes now would be preempted next.
+        # A step that preempted admits no request: it would be the next to be preempted.
         may_admit = len(self.running) == num_running
         while may_admit and self.waiting and len(self.running) < self.max_num_seqs and budget > 0:
             if not self.kv.allocate(self.waiting[0]):

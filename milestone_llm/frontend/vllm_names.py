@@ -144,10 +144,15 @@ METHODS_INSTEAD = {
 """Names of vLLM's `LLM` and `LLMEngine` that the engine lacks, with what to use."""
 
 
-def asks_for_nothing(name: str, value: Any) -> bool:
-    """Return whether an argument of vLLM's `LLM` has a value with which it changes nothing."""
-    empty = ENGINE_ASKS_FOR_NOTHING.get(name, ())
-    return name in ENGINE_INSTEAD and (value is None or value in empty)
+def asks_for_nothing(
+    name: str,
+    value: Any,
+    names: dict[str, str] = ENGINE_INSTEAD,
+    empty: dict[str, tuple[Any, ...]] = ENGINE_ASKS_FOR_NOTHING,
+) -> bool:
+    """Return whether an argument of vLLM's has a value with which it changes nothing. The defaults
+    are for arguments of `LLM`."""
+    return name in names and (value is None or value in empty.get(name, ()))
 
 
 def refuse_arguments(method: str, given: dict[str, Any], *known: str) -> None:
@@ -159,7 +164,6 @@ def refuse_arguments(method: str, given: dict[str, Any], *known: str) -> None:
     asking = [
         name
         for name, value in given.items()
-        if name not in ARGUMENTS_INSTEAD
-        or (value is not None and value not in ARGUMENTS_ASK_FOR_NOTHING.get(name, ()))
+        if not asks_for_nothing(name, value, ARGUMENTS_INSTEAD, ARGUMENTS_ASK_FOR_NOTHING)
     ]
     refuse_unknown(asking, known, ARGUMENTS_INSTEAD, method, "argument")

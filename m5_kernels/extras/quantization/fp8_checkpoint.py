@@ -33,6 +33,7 @@ UNUSED = (".input_scale", ".activation_scale")
 EXACT = ("F64", "F32", "BF16", "F16")
 """Numbers that need no scale."""
 _OF_LAYER = re.compile(r"\.\d+\..*\.weight$")
+"""Weights of a layer. The embedding and the LM head are not rounded."""
 FORMATS = ("float-quantized", "naive-quantized")
 """Formats of compressed-tensors that store a weight in one byte."""
 
@@ -137,7 +138,7 @@ def take_scales(source: object, model: PreTrainedModel) -> StoredScales | None:
             raise InputError(f"cannot load {source}: {file.name} is damaged ({error})") from error
     del model.config.quantization_config
     exact = matrices - scales.keys()
-    also = f", and so are {len(exact)} matrices that it has exactly" if exact else ""
+    also = f"; of those that it has exactly, so many, too: {len(exact)}" if exact else ""
     text = "%s has weights in e4m3: they are rounded again, to one scale a matrix%s"
     log.warning(text, source, also)
     return StoredScales(str(source), scales, block)

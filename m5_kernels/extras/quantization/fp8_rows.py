@@ -11,7 +11,8 @@ library's fastest. Who reads the result multiplies.
     round_rows    what attention returns
 
 The largest number of a row must be known before its first is rounded, so a program has a whole row.
-A row of gates and ups is long, so it comes in blocks, and no lane is left over.
+A row of gates and ups comes in blocks. In one block of 16,384 columns, the next power of two,
+12,288 would leave a quarter of the lanes without work.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from m5_kernels.kernels.triton_or_twin import ceil_div, next_power_of_2, tl, tri
 from .fp8_weight import E4M3, LARGEST
 
 LEAST = 1e-30
-"""A row of smaller numbers is rounded with the scale of this one: 448 / LEAST is finite."""
+"""The largest number of a row counts as at least this, so that 448 / it is finite."""
 MOST_COLUMNS = 4096
-"""Of a block of gates and ups."""
+"""Gates, and as many ups, that `silu_mul_rounded` computes at once."""
+_LEAST, _LARGEST = tl.constexpr(LEAST), tl.constexpr(LARGEST)
 
 
 class RoundedRows(NamedTuple):
@@ -50,7 +52,7 @@ class RoundedRows(NamedTuple):
 
     @classmethod
     def round(cls, rows: torch.Tensor) -> RoundedRows:
-        """Specify how rows are rounded. No scale is smaller than that of a row with `LEAST`."""
+        """Specify how rows are rounded."""
         wide = rows.float()
         largest = wide.abs().amax(1).clamp(min=LEAST)
         values = (wide * (LARGEST / largest)[:, None]).clamp(-LARGEST, LARGEST).to(E4M3)
@@ -163,7 +165,7 @@ def _silu_mul_kernel(
         columns = block * BLOCK + tl.arange(0, BLOCK)
         rounded = _rounded(blocks[block], of_row)
         tl.store(values + token * size + columns, rounded, mask=columns < size)
-    tl.store(scales + token, of_row / 448.0)
+    tl.store(scales + token, of_row / _LARGEST)
 
 
 @triton.jit
@@ -198,13 +200,13 @@ def _store_rounded(row, values, scale_place, mask):
     """Store a row in e4m3, and its scale."""
     largest = _largest(tl.abs(row))
     tl.store(values, _rounded(row, largest), mask=mask)
-    tl.store(scale_place, largest / 448.0)
+    tl.store(scale_place, largest / _LARGEST)
 
 
 @triton.jit
 def _largest(sizes):
     """Return the largest of a row of positive numbers: NaN if there is one, and at least LEAST."""
-    return _larger(tl.reduce(sizes, 0, _larger), 1e-30)
+    return _larger(tl.reduce(sizes, 0, _larger), _LEAST)
 
 
 @triton.jit
@@ -214,4 +216,4 @@ def _larger(a, b):
 
 @triton.jit
 def _rounded(row, largest):
-    return (row * (448.0 / largest)).to(tl.float8e4nv)
+    return (row * (_LARGEST / largest)).to(tl.float8e4nv)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
@@ -61,10 +61,6 @@ def _parse(body: bytes, max_parts: int, max_values: int) -> Any:
         return value
     except InputError as error:
         raise ApiError(400, f"the body: {error}") from None
-    except OverflowError:
-        place = next(_infinite(value))
-        text = f"{place or 'the body'}: the number is too large"
-        raise ApiError(400, text, param=place.split(".")[0] or None) from None
     except ValueError as error:
         text = "the body is no valid JSON (UTF-8 text, no NaN, no half of a surrogate pair)"
         raise ApiError(400, f"{text}: {error}") from None
@@ -73,16 +69,7 @@ def _parse(body: bytes, max_parts: int, max_values: int) -> Any:
 def _check_finite(number: str) -> None:
     """Refuse a number, as it is written, that a float of 64 bits does not hold."""
     if math.isinf(float(number)):
-        raise OverflowError
-
-
-def _infinite(value: Any, place: str = "") -> Iterator[str]:
-    """Yield the places of infinite numbers in a value of JSON, such as `logit_bias.5`."""
-    if isinstance(value, dict | list):
-        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _infinite(each, f"{place}.{key}" if place else str(key))
-    elif isinstance(value, float) and math.isinf(value):
-        yield place
+        raise InputError(f"the number {number:.50} is too large")
 
 
 def _check(what: str, count: int, limit: int) -> None:

@@ -90,7 +90,7 @@ def random_ids(num_tokens: int, num_experts: int, top_k: int, device: str) -> to
 
 @pytest.mark.parametrize("rows", [16, 64])
 def test_sorting(rows: int, device: str) -> None:
-    cases = [random_ids(n, 10, 3, device) for n in (1, 2, 7, 50, 700)]
+    cases = [random_ids(n, 10, 3, device) for n in (1, 2, 7, 50, 700, 6000)]
     cases.append(torch.full((40, 1), 7, device=device).int())  # all meet one expert
     for topk_ids in cases:
         found = sort_by_expert(topk_ids, 10, rows)
