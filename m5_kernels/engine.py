@@ -11,7 +11,7 @@ the next step is planned, so it gets no such row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -30,6 +30,7 @@ from milestone_llm.frontend.engine import BaseEngine
 from milestone_llm.models.checkpoint import (
     DEFAULT_MODEL,
     at_revision,
+    device_of,
     is_read_in_parts,
     load_model,
     max_position,
@@ -44,6 +45,8 @@ from .config import EngineConfig
 from .decoder.decoder import FusedDecoder
 from .decoder.load import load_decoder
 from .device_state import check_rows
+from .group import Group
+from .kernels.cuda_graph import own_stream
 from .pipeline import Pipeline
 from .runner import ModelRunner
 
@@ -80,7 +83,20 @@ class LLMEngine(BaseEngine):
         config = EngineConfig.from_fields(**fields)
         model = at_revision(model, config.revision)
         group = join_group(config, model, fields)
+        with own_stream(group.device or device_of(model, config.device)):
+            self._create(config, model, tokenizer, runner, adapt_backend, group, fields)
 
+    def _create(
+        self,
+        config: EngineConfig,
+        model: str | PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | str | None,
+        runner: AnyRunner | None,
+        adapt_backend: Callable[[Backend], Backend],
+        group: Group,
+        fields: Mapping[str, Any],
+    ) -> None:
+        """Load the model and create what computes it, all on the current stream."""
         # A model that is cut, rounded or too large is never in the host's memory as a whole.
         dtype = default_dtype(config, model)
         is_whole = config.quantization is None and group.size == 1

@@ -87,6 +87,10 @@ class ModelRunner:
         more_state: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.decoder, self.cache, self.group = decoder, cache, group or Group()
+        self.stream: torch.cuda.Stream | None = None
+        """The stream on which the runner was created, where all of its work goes."""
+        if cache.device.type == "cuda":
+            self.stream = torch.cuda.current_stream(cache.device)
         num_groups = max(cache.group_of_layers, default=0) + 1
         self.state = DeviceState(
             config.max_num_seqs, max_model_len, cache.block_size, decoder.vocab_size,
@@ -219,11 +223,12 @@ class ModelRunner:
         self.rows.clear()
         self.sent_tables.clear()
         self.free_rows = list(range(self.state.num_rows))[::-1]
-        self.state.reset()
+        with self.on_device():
+            self.state.reset()
 
-    def on_device(self) -> torch.cuda.device_of:
-        """Make this runner's GPU the current one, since Triton launches its kernels there."""
-        return torch.cuda.device_of(self.device_step.metadata.input_ids)
+    def on_device(self) -> torch.cuda.StreamContext:
+        """Launch what follows on this runner's GPU and stream."""
+        return torch.cuda.stream(self.stream)
 
     # -- what the device must be told ----------------------------------------------------------
 

@@ -196,4 +196,4 @@ class StepGraphs:
         self, bucket: StepShape, features: SamplingFeatures
     ) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
         """Capture a step. Nothing is computed."""
-        return self.memory.capture(lambda: self.compute(bucket, features), self.step_rows.device)
+        return self.memory.capture(lambda: self.compute(bucket, features))

@@ -184,7 +184,7 @@ def check_graph(decoder: HFDecoder, model: PreTrainedModel, launch: Launch) -> N
     with torch.cuda.device_of(input_ids):
         compute()  # kernels are compiled, and the library allocates what it needs
         try:
-            graph, logits = GraphMemory().capture(compute, decoder.device)
+            graph, logits = GraphMemory().capture(compute)
         except RuntimeError as error:
             raise InputError(str(error).splitlines()[0]) from error
         metadata.input_ids.copy_(input_ids)

@@ -1,9 +1,9 @@
-"""Capture launches in a CUDA graph, on a stream of our own."""
+"""The stream of an engine, and CUDA graphs of what is launched on it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -13,8 +13,27 @@ from milestone_llm.gc_control import gc_paused
 Result = TypeVar("Result")
 
 
+@contextlib.contextmanager
+def own_stream(device: torch.device) -> Iterator[None]:
+    """Launch what follows on a new stream. On a CPU nothing changes.
+
+    All work of an engine goes there, loading included: once several streams of a process have had
+    work, kernels of a CUDA graph start late, each by some 0.1 us ("Four graphs are slower than
+    three", docs/measurements/m5_experts_engine.md). And nothing can be captured on torch's default
+    stream.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    here, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    own.wait_stream(here)
+    with torch.cuda.stream(own):
+        yield
+    here.wait_stream(own)
+
+
 class GraphMemory:
-    """What graphs that never run at the same time share: memory, and a stream to capture on.
+    """Memory of graphs that never run at the same time.
 
     captured: all captured graphs, and graphs whose capture failed. When the first graph of a stream
     is destroyed, PyTorch also frees what the library needs for all other graphs captured on that
@@ -23,24 +42,19 @@ class GraphMemory:
 
     def __init__(self) -> None:
         self.pool: Any = None
-        self.stream: torch.cuda.Stream | None = None
         self.captured: list[torch.cuda.CUDAGraph] = []
 
-    def capture(
-        self, compute: Callable[[], Result], device: torch.device
-    ) -> tuple[torch.cuda.CUDAGraph, Result]:
+    def capture(self, compute: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Return a graph of what `compute` launches, and what it returns. Nothing is computed.
 
-        Kernels that are not loaded yet are loaded here.
+        The current stream must not be the default one (`own_stream`). Kernels that are not loaded
+        yet are loaded here.
         """
-        graph, here = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        # Capture on our own stream: torch's default one belongs to the device that captured first.
-        # And without `torch.cuda.graph`, which waits for the device and frees all spare memory.
-        self.stream = self.stream or torch.cuda.Stream(device)
-        self.stream.wait_stream(here)
+        # Not by `torch.cuda.graph`: it waits for the device and frees all spare memory.
+        graph = torch.cuda.CUDAGraph()
         # Disable gc: if it collected a dead engine, destroying that engine's graphs would break
         # this capture. Calls of other threads do not break it ("thread_local").
-        with torch.cuda.stream(self.stream), gc_paused():
+        with gc_paused():
             graph.capture_begin(self.pool, capture_error_mode="thread_local")
             try:
                 result = compute()
@@ -52,7 +66,6 @@ class GraphMemory:
                 raise
             graph.capture_end()
         self.captured.append(graph)
-        here.wait_stream(self.stream)
         self.pool = self.pool or graph.pool()
         return graph, result
 

@@ -156,12 +156,19 @@ def load_model(
     return LoadedModel(ready, own_tokenizer, name)
 
 
+def device_of(
+    model: str | Path | PreTrainedModel, device: str | torch.device | None
+) -> torch.device:
+    """Return where a model will be. Arguments and errors are those of `load_model`."""
+    return model.device if isinstance(model, PreTrainedModel) else _resolve_device(device)
+
+
 def is_read_in_parts(
     model: str | Path | PreTrainedModel, dtype: str | None, device: str | None
 ) -> bool:
     """Return whether a model is too large for the host's memory, so that its weights must go from
     its files onto a GPU part by part. Arguments as `load_model` takes them."""
-    if isinstance(model, PreTrainedModel) or _resolve_device(device).type != "cuda":
+    if isinstance(model, PreTrainedModel) or device_of(model, device).type != "cuda":
         return False
     place, _ = locate(model)
     if place.startswith(("tiny-", PREFIX)) and not Path(place).is_dir():

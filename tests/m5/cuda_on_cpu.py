@@ -204,6 +204,33 @@ class Event:
         self.machine.run(self.number)
 
 
+class Stream:
+    """A CUDA stream. Work of two streams has no order, unless one waits for the other."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.num_put = 0
+        """The number of the last work that was queued here."""
+        self.waits_for: dict[Stream, int] = {}
+        """How much of other streams' work comes before what is queued here from now on."""
+
+    def wait_stream(self, other: Stream) -> None:
+        """Let what is queued here from now on wait for what is queued there."""
+        self.waits_for[other] = other.num_put
+
+    def put(self, number: int) -> None:
+        """Queue work of this number here.
+
+        Raises:
+            MisuseError: another stream has work that is not waited for.
+        """
+        for other in self.machine.streams - {self}:
+            if other.num_put > max(self.machine.num_done, self.waits_for.get(other, 0)):
+                raise MisuseError("two streams have work, and none waits for the other")
+        self.machine.streams.add(self)
+        self.num_put = number
+
+
 class Graph:
     """Recorded work, with the memory that it uses."""
 
@@ -217,6 +244,8 @@ class Graph:
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global") -> None:
         """Begin to record work."""
+        if self.machine.stream is self.machine.default_stream:
+            raise MisuseError("nothing can be captured on the default stream")
         self.machine.graph = self
 
     def capture_end(self) -> None:
@@ -260,6 +289,10 @@ class Machine:
     def __init__(self) -> None:
         self.todo: deque[Work] = deque()
         self.num_put = self.num_done = 0
+        self.stream = self.default_stream = Stream(self)
+        """Where work is queued."""
+        self.streams: set[Stream] = set()
+        """Those that have had work."""
         self.graph: Graph | None = None
         """The graph that is being captured."""
         self.launches: Counter[str] = Counter()
@@ -280,9 +313,19 @@ class Machine:
             return
         self.todo.append(work)
         self.num_put += 1
+        self.stream.put(self.num_put)
         self.launches[work.name] += 1
         for under_way, kind in work.pinned:
             under_way[kind] += 1
+
+    @contextlib.contextmanager
+    def on_stream(self, stream: Stream | None) -> Iterator[None]:
+        """Queue work on this stream inside the block."""
+        before, self.stream = self.stream, stream or self.stream
+        try:
+            yield
+        finally:
+            self.stream = before
 
     def run(self, number: int) -> None:
         """Do all work up to this number: the host waits for it."""
@@ -493,14 +536,12 @@ def cuda_on_cpu() -> Iterator[Machine]:
         shared_memory_per_block_optin=160 * 1024, shared_memory_per_multiprocessor=160 * 1024,
         regs_per_multiprocessor=65536,
     )  # fmt: skip
-    # All streams are one: other streams than the first only capture.
-    stream = SimpleNamespace(wait_stream=lambda other: None)
     of_torch = {
-        "Stream": lambda device=None: stream,
+        "Stream": lambda device=None: Stream(machine),
         "Event": lambda: Event(machine),
         "CUDAGraph": lambda: Graph(machine),
-        "stream": lambda stream: contextlib.nullcontext(),
-        "current_stream": lambda device=None: stream,
+        "stream": machine.on_stream,
+        "current_stream": lambda device=None: machine.stream,
         "synchronize": machine.synchronize,
         "is_available": lambda: True,
         "device_count": lambda: 1,

@@ -203,7 +203,7 @@ def test_graphs_take_no_memory_from_steps_without_one(caplog):
     graphs.memory.pool = None
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    with torch.inference_mode():
+    with engine.runner.on_device(), torch.inference_mode():
         graphs.compute_nothing(StepShape(8192, 20, 20, MAX_CHUNKS), SamplingFeatures())
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**23) / total)

@@ -32,6 +32,10 @@ class RoutedExperts:
         device: torch.device | str,
     ) -> None:
         self.num_experts = num_experts
+        self.stream: torch.cuda.Stream | None = None
+        """That of the engine, on which this object is created, too."""
+        if torch.device(device).type == "cuda":
+            self.stream = torch.cuda.current_stream(device)
         self.topk_ids = {
             layer: torch.zeros(max_tokens, top_k, dtype=torch.int32, device=device)
             for layer in sorted(layers)
@@ -48,12 +52,13 @@ class RoutedExperts:
         num_tokens = sum(row.num_new_tokens for row in plan.rows)
         if not num_tokens:
             return dict
-        ids = torch.stack([each[:num_tokens] for each in self.topk_ids.values()]).flatten(1).long()
-        counts = ids.new_zeros(len(ids), self.num_experts)
-        counts.scatter_add_(1, ids, torch.ones_like(ids))
-        num_met = (counts > 0).sum(1).double().mean()
-        figures = torch.stack([num_met, counts.max() / ids.shape[1]])
-        read = on_its_way(figures)
+        with torch.cuda.stream(self.stream):
+            layers = [each[:num_tokens] for each in self.topk_ids.values()]
+            ids = torch.stack(layers).flatten(1).long()
+            counts = ids.new_zeros(len(ids), self.num_experts)
+            counts.scatter_add_(1, ids, torch.ones_like(ids))
+            num_met = (counts > 0).sum(1).double().mean()
+            read = on_its_way(torch.stack([num_met, counts.max() / ids.shape[1]]))
 
         def load() -> dict[str, object]:
             met, share = read().tolist()

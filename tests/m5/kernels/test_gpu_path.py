@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,8 @@ from m1_single import SamplingParams
 from m5.cuda_on_cpu import Machine, cuda_on_cpu
 from m5_kernels.backends import Backend
 from m5_kernels.decoder.hf_decoder import HFDecoder
+from m5_kernels.extras.experts.expert_load import RoutedExperts
+from m5_kernels.kernels.cuda_graph import own_stream
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytestmark = [
@@ -95,6 +98,30 @@ def test_replayed_steps_that_overlap_give_the_tokens_of_m4(fields, wanted, machi
     kernels = {name for name in machine.launches - before if name.startswith("_")}
     assert len(kernels) > 8
     assert kernels <= compiled  # at the start
+
+
+def test_all_work_of_an_engine_goes_to_one_stream(machine):
+    """Loading, captured steps and others, and the state after an exception; but not the user's."""
+    ready = model().to("cuda:0")
+    assert machine.streams == {machine.default_stream}
+    machine.streams.clear()
+    engine = m5_kernels.LLMEngine(ready, **{**LIMITS, **FEW})
+    prompts, params = TWO
+    tokens(engine, prompts, [replace(each, prompt_logprobs=1) for each in params])
+    engine.runner.reset()
+    tokens(engine, prompts, params)
+    assert len(machine.streams) == 1
+    assert machine.default_stream not in machine.streams
+    assert machine.stream is machine.default_stream
+
+
+def test_experts_are_counted_on_the_stream_of_their_engine(machine):
+    with own_stream(torch.device("cuda:0")):
+        routed = RoutedExperts([0], 4, 8, 2, "cuda:0")
+        routed.topk_ids[0].copy_(torch.tensor([[7, 1], [1, 3], [0, 0], [0, 0]]).to("cuda:0"))
+    load = routed.begin(SimpleNamespace(rows=[SimpleNamespace(num_new_tokens=2)]))()
+    assert load["expert_load"] == {"num_experts": 8, "num_met": 3, "largest_share": 0.5}
+    assert len(machine.streams) == 1
 
 
 def in_modules(chosen: Backend) -> Backend:
