@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from milestone_llm.lab.bench.workloads import WorkItem
 from milestone_llm.models.kv_shape import KVShape
 
@@ -46,9 +48,10 @@ def seconds_at_best(
     output token after its first), and for computing prompts.
     """
     config, kv = model.config.get_text_config(), KVShape.of(model)
-    tied_once = {p.data_ptr(): p.numel() for p in model.parameters()}
-    num_weights = sum(tied_once.values())
-    of_experts = [p for name, p in model.named_parameters() if ".experts." in name]
+    with torch.device("meta"):  # only shapes: M5's decoder may have taken the weights over
+        shapes = dict(type(model)(model.config).named_parameters())  # a tied weight is there once
+    num_weights = sum(p.numel() for p in shapes.values())
+    of_experts = [p for name, p in shapes.items() if ".experts." in name]
     num_of_experts = sum(p.numel() for p in of_experts)  # `[num_experts, out_size, in_size]`
     share = config.num_experts_per_tok / len(of_experts[0]) if of_experts else 0.0
     num_rows = sum(item.params.max_tokens for item in items) / num_steps

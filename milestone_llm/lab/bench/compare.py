@@ -45,6 +45,8 @@ class Bench:
         self.milestone = milestone
         self.num_ranks: int = getattr(args, "tensor_parallel_size", 1)
         """Number of processes (ranks) that the model is sharded over."""
+        self.has_ready_model = self.num_ranks == 1
+        """Whether engines get the same ready model. If not, each reads its own weights."""
         self.comparisons: list[dict[str, Any]] = []
         self._record = record
         self._markdown: list[str] = []
@@ -52,8 +54,8 @@ class Bench:
     @cached_property
     def loaded(self) -> LoadedModel:
         """The model of `--model`, `--dtype` and `--device`."""
-        args, whole = self.args, self.num_ranks == 1  # with several ranks, each reads its shard
-        return load_model(args.model, dtype=args.dtype, device=args.device, weights=whole)
+        args, weights = self.args, self.has_ready_model
+        return load_model(args.model, dtype=args.dtype, device=args.device, weights=weights)
 
     def make_work(self) -> list[WorkItem]:
         """Return the requests that the options describe."""
@@ -92,7 +94,7 @@ class Bench:
         if milestone not in (None, self.milestone):  # an earlier milestone has fewer fields
             known = {field.name for field in fields(package.EngineConfig)}
             options = {name: value for name, value in options.items() if name in known}
-        if self.num_ranks > 1:
+        if not self.has_ready_model:
             args = self.args
             return package.LLMEngine(args.model, dtype=args.dtype, device=args.device, **options)
         return package.LLMEngine(self.loaded.model, tokenizer=self.loaded.tokenizer, **options)
