@@ -17,9 +17,9 @@ Result = TypeVar("Result")
 def own_stream(device: torch.device) -> Iterator[None]:
     """Launch what follows on a new stream. On a CPU nothing changes.
 
-    All work of an engine goes there, loading included: once several streams of a process have had
-    work, kernels of a CUDA graph start late, each by some 0.1 us ("Four graphs are slower than
-    three", docs/measurements/m5_experts_engine.md). And nothing can be captured on torch's default
+    All work of an engine goes there, loading included: once kernels have run on several streams of
+    a process, those of a CUDA graph start late, each by some 0.1 us ("Two streams are slower than
+    one", docs/measurements/m5_experts_engine.md). And nothing can be captured on torch's default
     stream.
     """
     if device.type != "cuda":
