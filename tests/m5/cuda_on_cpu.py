@@ -552,7 +552,11 @@ def cuda_on_cpu() -> Iterator[Machine]:
         "device_of": lambda device: contextlib.nullcontext(),
         "_lazy_init": lambda: None,
         "set_device": lambda device: None,
-        **dict.fromkeys(("memory_allocated", "memory_reserved"), lambda device=None: 0),
+        "device": lambda device: contextlib.nullcontext(),
+        **dict.fromkeys(("empty_cache", "reset_peak_memory_stats"), lambda: None),
+        **dict.fromkeys(
+            ("memory_allocated", "memory_reserved", "max_memory_allocated"), lambda device=None: 0
+        ),
     }
     builder = interpreter.InterpreterBuilder
     accesses = {

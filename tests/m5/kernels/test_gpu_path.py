@@ -6,6 +6,7 @@ start. Mistakes that the stand-in must see are planted in `mutants.txt`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -17,11 +18,12 @@ import torch
 import m4_prefix_chunked
 import m5_kernels
 from m1_single import SamplingParams
-from m5.cuda_on_cpu import Machine, cuda_on_cpu
+from m5.cuda_on_cpu import Graph, Machine, cuda_on_cpu
 from m5_kernels.backends import Backend
 from m5_kernels.decoder.hf_decoder import HFDecoder
 from m5_kernels.extras.experts.expert_load import RoutedExperts
 from m5_kernels.kernels.cuda_graph import own_stream
+from milestone_llm.gc_control import gc_paused
 from milestone_llm.models.tiny_models import build_tiny_model
 
 pytestmark = [
@@ -113,6 +115,23 @@ def test_all_work_of_an_engine_goes_to_one_stream(machine):
     assert len(machine.streams) == 1
     assert machine.default_stream not in machine.streams
     assert machine.stream is machine.default_stream
+
+
+def test_a_graph_of_the_memory_profile_is_gone_before_others_are_captured(machine, monkeypatch):
+    """PyTorch frees, with it, what all other graphs of its stream need (its issue 193402)."""
+    graphs: list[weakref.ref[Graph]] = []
+
+    def graph() -> Graph:
+        made = Graph(machine)
+        graphs.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr("torch.cuda.CUDAGraph", graph)
+    fields = {**LIMITS, "kv_cache_tokens": None, "max_num_batched_tokens": 64}
+    with gc_paused():
+        engine = m5_kernels.LLMEngine(model().to("cuda:0"), gpu_memory_utilization=1e-5, **fields)
+        assert [each() for each in graphs] == [None]
+    assert engine.stats()["kv"]["total"] > 1
 
 
 def test_experts_are_counted_on_the_stream_of_their_engine(machine):
