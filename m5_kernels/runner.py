@@ -32,6 +32,7 @@ from .decoder.load import Decoder
 from .device_state import DeviceState, StepSeq
 from .device_step import DeviceStep, last_of_seqs
 from .group import Group
+from .kernels.cuda_graph import current_stream
 from .kernels.expand_step import append_sampled
 from .kernels.launch import Launch, compiling
 from .sampler import SamplingFeatures, needs_host_sampler, needs_tokens
@@ -87,10 +88,8 @@ class ModelRunner:
         more_state: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         self.decoder, self.cache, self.group = decoder, cache, group or Group()
-        self.stream: torch.cuda.Stream | None = None
+        self.stream = current_stream(cache.device)
         """The stream on which the runner was created, where all of its work goes."""
-        if cache.device.type == "cuda":
-            self.stream = torch.cuda.current_stream(cache.device)
         num_groups = max(cache.group_of_layers, default=0) + 1
         self.state = DeviceState(
             config.max_num_seqs, max_model_len, cache.block_size, decoder.vocab_size,

@@ -32,6 +32,11 @@ def own_stream(device: torch.device) -> Iterator[None]:
     here.wait_stream(own)
 
 
+def current_stream(device: torch.device | str) -> torch.cuda.Stream | None:
+    """Return the current stream of a GPU; None for a CPU, as `torch.cuda.stream` takes it."""
+    return torch.cuda.current_stream(device) if torch.device(device).type == "cuda" else None
+
+
 class GraphMemory:
     """Memory of graphs that never run at the same time.
 

@@ -168,7 +168,7 @@ def is_read_in_parts(
 ) -> bool:
     """Return whether a model is too large for the host's memory, so that its weights must go from
     its files onto a GPU part by part. Arguments as `load_model` takes them."""
-    if isinstance(model, PreTrainedModel) or device_of(model, device).type != "cuda":
+    if isinstance(model, PreTrainedModel) or _resolve_device(device).type != "cuda":
         return False
     place, _ = locate(model)
     if place.startswith(("tiny-", PREFIX)) and not Path(place).is_dir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from m5_kernels import LLMEngine
 from m5_kernels.backends import Backend
 from m5_kernels.bench import main
+from m5_kernels.tools.bench_engines import in_process_of_its_own
 from m5_kernels.tools.bench_limits import Bits, limit_text, seconds_at_best
 from m5_kernels.tools.bench_parts import OBJECTS
 from m5_kernels.tools.measure import Ceilings
@@ -91,6 +93,12 @@ def test_a_profile_of_any_engine(name: str, bench: Any) -> None:
     kernels = [us for _, _, us in profile["kernels"]]
     assert kernels == sorted(kernels, reverse=True)
     assert 0 < sum(kernels) < profile["profiled_wall_us"]
+
+
+def test_a_check_in_a_process_of_its_own_returns_and_raises():
+    assert in_process_of_its_own(os.getpid)() != os.getpid()
+    with pytest.raises(ValueError, match="invalid literal"):
+        in_process_of_its_own(int)("no number")
 
 
 def test_limit_counts_weights_a_step_and_kv_a_token() -> None:

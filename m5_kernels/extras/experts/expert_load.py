@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from m5_kernels.kernels.cuda_graph import current_stream
 from m5_kernels.to_host import on_its_way
 from milestone_llm.core.plan import StepPlan
 
@@ -32,10 +33,8 @@ class RoutedExperts:
         device: torch.device | str,
     ) -> None:
         self.num_experts = num_experts
-        self.stream: torch.cuda.Stream | None = None
+        self.stream = current_stream(device)
         """That of the engine, on which this object is created, too."""
-        if torch.device(device).type == "cuda":
-            self.stream = torch.cuda.current_stream(device)
         self.topk_ids = {
             layer: torch.zeros(max_tokens, top_k, dtype=torch.int32, device=device)
             for layer in sorted(layers)
