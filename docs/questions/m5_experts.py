@@ -11,10 +11,10 @@ import torch
 from matplotlib.figure import Figure
 
 from m5_kernels.extras.experts.sorting import sort_by_expert_torch
+from m5_kernels.extras.experts.tiles import grouped_tiles
 from milestone_llm.lab.plots.picture import set_titles, write_picture
 from milestone_llm.models.shapes import shape_config
 
-ROWS_OF_A_TILE = 16
 SHAPE = shape_config("qwen3-30b-a3b")
 E, TOP_K, LAYERS = SHAPE.num_experts, SHAPE.num_experts_per_tok, SHAPE.num_hidden_layers
 EXPERT = 3 * SHAPE.hidden_size * SHAPE.moe_intermediate_size * 2
@@ -45,8 +45,9 @@ def show() -> None:
         ids = routed(rows)
         counts = ids.flatten().bincount(minlength=E)
         met = int((counts > 0).sum())
-        tiles = sort_by_expert_torch(ids, E, ROWS_OF_A_TILE).tile_experts
-        used = ids.numel() / (int((tiles >= 0).sum()) * ROWS_OF_A_TILE)
+        tile = grouped_tiles(ids.numel(), E, torch.bfloat16, ids.device).gate_up
+        tiles = sort_by_expert_torch(ids, E, tile.rows).tile_experts
+        used = ids.numel() / (int((tiles >= 0).sum()) * tile.rows)
         read = gigabytes(met)
         share = int(counts.max()) / ids.numel()
         print(f"{rows:5}  {met:11}  {read:7.1f}  {read / rows:8.2f}  {share:14.1%}  {used:20.0%}")

@@ -20,6 +20,11 @@ def WRONG(num_blocks, block_size, windows, cached):  # noqa: N802
 TOLD = "needs only what the token after the hit sees"
 
 
+def test_the_example(exercise):
+    given = exercise(4, 4, [None, 6], [{0, 1, 2, 3}, {0, 2}])
+    assert given == 1, f"the hit of the example has 1 block, not {given}"
+
+
 def test_it_finds_what_the_prefix_cache_finds(exercise):
     rng = random.Random(0)
     for _ in range(60):

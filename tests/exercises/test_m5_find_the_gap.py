@@ -32,13 +32,13 @@ CASES = {  # steps, what is inside and between
     "no step": ([], 0, 0),
     "one step, 30 us of its 100 without a kernel": ([step(0.0, 50, 100, 70)], 30, 0),
     "the second step's kernel begins 250 us after the first's": (
-        [step(0.0, 50, 100, 100), step(0.0003, 100, 50, 50)], 0, 250
+        [step(0.0, 50, 100, 60), step(0.0003, 100, 50, 50)], 40, 250
     ),
     "the second step is launched while the first runs": (
         [step(0.0, 50, 1000, 1000), step(0.0002, 850, 100, 90)], 10, 0
     ),
-    "its first kernel comes before the first step's last": (
-        [step(0.0, 50, 1000, 1000), step(0.0002, 800, 100, 100)], 0, 0
+    "the second step's first kernel comes before the first's last, the third's after a gap": (
+        [step(0.0, 50, 1000, 1000), step(0.0002, 800, 100, 100), step(0.0012, 70, 10, 10)], 0, 170
     ),
 }  # fmt: skip
 

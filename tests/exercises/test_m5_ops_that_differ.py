@@ -88,6 +88,9 @@ def test_bits_are_compared(exercise, dtype):
     nans = torch.full((5, 4), torch.nan, dtype=dtype)
     alone = [Record("relu", [read[:1]], zeros[:1]), Record("log", [read[:1]], nans[:1])]
     together = [Record("relu", [read], -zeros), Record("log", [read], nans)]
+    alone.append(Record("reciprocal", [zeros[:1]], 1 / zeros[:1]))
+    together.append(Record("reciprocal", [-zeros], 1 / -zeros))
     found = exercise(alone, together, ROW)
+    assert "reciprocal" not in found, "reciprocal is innocent: it read 0.0 alone, and -0.0 together"
     assert "log" not in found, "a NaN has the same bits as this NaN"
     assert found == ["relu"], "0.0 and -0.0 are equal, and not the same"

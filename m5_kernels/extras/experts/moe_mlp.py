@@ -1,4 +1,4 @@
-"""A layer's MLP of many experts, of which a token meets a few (vLLM: `FusedMoE`).
+"""A layer's MLP of many experts, of which a token meets a few (vLLM: `MoERunner`).
 
 one token    route_one -> gate and up -> down                        3 launches
 more         router -> route -> sort -> gate and up -> down          5 launches
