@@ -67,6 +67,8 @@ MISTAKES = {  # step, what stands there, the mistake, words of what is told
     "what lies behind the last token": (
         6, "mask = index * BLOCK_SIZE + offsets < context_len", "mask = offsets >= 0",
         "NaN[^#]*The last block has two tokens"),
+    "an accumulator that is not rescaled": (
+        6, "accumulator * rescale", "accumulator", "Four blocks: rescale row_sum and accumulator"),
     "every split reads all blocks": (
         6, "tl.minimum(begin + blocks_of_a_split, num_blocks)", "num_blocks",
         "which blocks does a split begin and end with"),

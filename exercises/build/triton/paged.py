@@ -1,4 +1,4 @@
-"""Step 6: the same for many sequences, whose keys and values lie in blocks anywhere.
+"""Step 6: the same for many sequences, whose keys and values are in blocks anywhere.
 
     block_table[1] = [4, 1, 3]     context_len 9, BLOCK_SIZE 4, three splits
     grid (seq, split)              (1, 0)          (1, 1)          (1, 2)
@@ -6,11 +6,11 @@
     tokens                         0 1 2 3         4 5 6 7         8 . . .
 
 A tile is a block now. Each program takes some of the blocks of its sequence: it asks the block
-table where a block lies, and goes on as in step 5. Your `merge` from step 5 does the rest.
+table where a block is, and goes on as in step 5. Your `merge` from step 5 does the rest.
 
-What lies behind the last token of the last block is somebody else's or nobody's: it may be NaN, and
-0 * NaN is NaN. So keys and values are loaded with a mask, and scores there are -inf. The table has
-room for the longest sequence; beyond a sequence's own blocks its entries mean nothing.
+The slots after the last token of the last block may hold anything, NaN as well, and 0 * NaN is NaN.
+So keys and values are loaded with a mask, and scores there are -inf. The table has room for the
+longest sequence; beyond a sequence's own blocks its entries mean nothing.
 
 A row of padding has context_len 0, and gets zeros.
 
