@@ -33,8 +33,8 @@ def expand(
     block_size: int,
     num_tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return `positions` and `slot_mapping`, int64 `[num_tokens]`; `query_start_loc`, int64
-    `[num_seqs + 1]`; `context_lens`, int64 `[num_seqs]`.
+    """Return `positions` and `slot_mapping`, `[num_tokens]`; `query_start_loc`, `[num_seqs + 1]`;
+    `context_lens`, `[num_seqs]`. All are integers.
 
     Args:
         num_computed: int64 `[num_seqs]`, tokens in the cache.

@@ -29,7 +29,7 @@ import torch
 def sort_by_expert(
     topk_ids: torch.Tensor, num_experts: int, rows: int, max_tiles: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return `sorted_pairs`, int64 `[max_tiles * rows]`, and `tile_experts`, int64 `[max_tiles]`.
+    """Return `sorted_pairs`, `[max_tiles * rows]`, and `tile_experts`, `[max_tiles]`: integers.
 
     topk_ids: int64 `[num_tokens, top_k]`, all below `num_experts`.
 

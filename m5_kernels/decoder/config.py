@@ -253,7 +253,7 @@ def _rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
 
 
 def _rope_type(parameters: dict[str, Any]) -> str:
-    """Return the type of a rotary embedding. With `alpha`, "dynamic" is not (Hunyuan)."""
+    """Return a rotary embedding's type. With `alpha` (Hunyuan), "dynamic" has fixed angles."""
     kind: str = parameters.get("rope_type", "default")
     return "ntk_alpha" if kind == "dynamic" and parameters.get("alpha") else kind
 

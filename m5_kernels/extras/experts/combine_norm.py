@@ -39,7 +39,7 @@ def add_norm_of_pairs(
     epsilon: float,
     launch: Launch,
 ) -> torch.Tensor:
-    """Set `residual += hidden`, and return the norm of the sum: `add_norm` for what are no pairs.
+    """Set `residual += hidden`, and return the norm of the sum. A tensor goes to `add_norm`.
 
     residual: `[num_tokens, hidden_size]`, rows contiguous, is changed in place; weight:
     `[hidden_size]`. Returns `[num_tokens, hidden_size]`, contiguous.

@@ -43,7 +43,7 @@ class RoutedExperts:
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Callable[[], dict[str, object]]:
-        """Count what a step has met that was just launched, padding included.
+        """Count the experts of the step that was just launched, also of rows that are wasted.
 
         Returns:
             A function that waits for the counts, and returns them as the field of a record.
