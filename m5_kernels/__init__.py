@@ -19,8 +19,8 @@ Read from the inside out. Five files go from the model to the kernel; the rest i
 
 `python -m m5_kernels.walkthrough` begins in the forward, too, in a debugger.
 
-The files of extras/ and tools/, 40 and more, need not be opened to understand M5. Extras are
-objects that take the place of the lesson's (`backends` chooses them); tools measure.
+The files of extras/ and tools/ need not be opened to understand M5. Extras are objects that take
+the place of the lesson's (`backends` chooses them); tools measure.
 """
 
 from typing import TYPE_CHECKING

@@ -7,11 +7,12 @@
     paged_prefill    attention of chunks over the same blocks
     step_metadata    what a step's kernels need to know
     expand_step      made on the GPU, from rows that live there
+    expand_groups    likewise, where layers have several block tables
     sample, cutoff   from logits to tokens
     skinny_linear    a product with one row
     kv_write         keys and values into their slots, for Hugging Face's modules
 
-    cuda_graph       launches captured, to be replayed
+    cuda_graph       the stream of an engine, and launches captured there, to be replayed
 
 All of them use `launch` (does a kernel run, or its twin, and how), `pdl` (when it may begin),
 `tiles` (how much a program takes at once) and `triton_or_twin` (Triton, if it is installed). Read
