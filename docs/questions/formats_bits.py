@@ -2,7 +2,7 @@
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-print("format                                     weights a group   bits a weight")
+print("format                                     weights a block   bits a weight")
 for name in ("Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q4_0", "Q3_K", "Q2_K", "MXFP4"):
     length, size = GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     print(f"GGUF {name:38}{length:15}{8 * size / length:16.2f}")
