@@ -85,14 +85,19 @@ class DecoderConfig:
         )
         activation = read("hidden_act", "hidden_activation", "activation_function")
         ropes = _rope_parameters(config)
-        partial = read("partial_rotary_factor", default=1.0)
-        partial = next(iter(ropes.values()), {}).get("partial_rotary_factor") or partial
+        partial = next(iter(ropes.values()), {}).get("partial_rotary_factor")
+        if partial is None:
+            partial = read("partial_rotary_factor", default=1.0)
+        num_rotated = int(head_dim * partial)
         pretraining_tp = read("pretraining_tp", default=1)
         rope_types = {_rope_type(each) for each in ropes.values()}
         refusals = {
             f"activation {activation!r}": activation not in family.activations,
             **{f"rope_type {kind!r}": kind not in ROPE_TYPES for kind in rope_types},
-            f"partial_rotary_factor {partial}": not family.is_partial and partial != 1,
+            f"partial_rotary_factor {partial}": (
+                num_rotated < 1 if family.is_partial else partial != 1
+            ),
+            f"heads of {head_dim} numbers": head_dim % 2 == 1,
             f"weights quantized by {_quantizer(config)!r}": _quantizer(config) is not None,
             f"pretraining_tp {pretraining_tp}": pretraining_tp != 1,
             "norms of what yarn has scaled": family.qk_norm == "rotated" and "yarn" in rope_types,
@@ -151,7 +156,7 @@ class DecoderConfig:
             activation=activation,
             scale=scale,
             num_positions=config.max_position_embeddings if family.rope == "learned" else 0,
-            rotary_dim=int(head_dim * partial) if family.is_partial else None,
+            rotary_dim=num_rotated + num_rotated % 2 if family.is_partial else None,
             query_scaling=query_scaling,
             **{"embedding_multiplier": root, **multipliers},
         )

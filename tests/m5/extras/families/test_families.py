@@ -25,8 +25,13 @@ from milestone_llm.core.errors import InputError
 from milestone_llm.lab.families import build_small_model
 
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
+NOT_ROTATED = {**ROPE, "partial_rotary_factor": 0.05}  # less than one of 16
 MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "a quarter rotated": ("phi3", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.25}}),
+    "an odd number rotated": (  # 11 of 16: Hugging Face rotates the last with another
+        "phi3",
+        {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.7}},
+    ),
     "all pairs rotated": ("glm4", {"rope_parameters": {**ROPE, "partial_rotary_factor": 1.0}}),
     "multipliers": (
         "granite",
@@ -127,6 +132,8 @@ def test_what_a_family_has_and_the_table_does_not_say_is_refused_by_name() -> No
         ("opt", {"do_layer_norm_before": False}, "norms after the addition"),
         ("opt", {"word_embed_proj_dim": 32}, "an embedding of another size"),
         ("olmo2", {"hidden_act": "gelu"}, "activation 'gelu'"),
+        ("opt", {"hidden_size": 60}, "heads of 15 numbers"),
+        ("glm4", {"rope_parameters": NOT_ROTATED}, "partial_rotary_factor 0.05"),
         ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "yarn"}}, "what yarn has scaled"),
     ):
         config = build_small_model(family).config
