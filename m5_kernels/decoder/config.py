@@ -21,6 +21,9 @@ from .families import FAMILIES, Family
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "ntk_alpha")
 """Their angles depend on position alone."""
 
+QUERY_SCALING = ("llama_4_scaling_beta", "original_max_position_embeddings")
+"""Entries of `rope_parameters`, as `DecoderConfig.query_scaling` has them."""
+
 
 @dataclass(frozen=True)
 class DecoderConfig:
@@ -90,7 +93,14 @@ class DecoderConfig:
             partial = read("partial_rotary_factor", default=1.0)
         num_rotated = int(head_dim * partial)
         pretraining_tp = read("pretraining_tp", default=1)
+        window = getattr(config, "sliding_window", None)
+        kinds = {"sliding_attention"} if window is not None and family.windows == "all" else set()
+        kinds |= set(config.layer_types) if family.windows == "layer_types" else set()
+        kinds -= (
+            {"full_attention", "sliding_attention"} if (window or 0) > 0 else {"full_attention"}
+        )
         rope_types = {_rope_type(each) for each in ropes.values()}
+        scale: Any = getattr(config, family.scale) if family.scale else None
         refusals = {
             f"activation {activation!r}": activation not in family.activations,
             **{f"rope_type {kind!r}": kind not in ROPE_TYPES for kind in rope_types},
@@ -98,6 +108,12 @@ class DecoderConfig:
                 num_rotated < 1 if family.is_partial else partial != 1
             ),
             f"heads of {head_dim} numbers": head_dim % 2 == 1,
+            f"rope_parameters without {' and '.join(QUERY_SCALING)}": family.scales_queries
+            and not ropes.get("", {}).keys() >= set(QUERY_SCALING),
+            f"layers of type {', '.join(sorted(kinds))} with a window of {window}": bool(kinds),
+            f"query_pre_attn_scalar {scale}": (
+                family.scale == "query_pre_attn_scalar" and not scale > 0
+            ),
             f"weights quantized by {_quantizer(config)!r}": _quantizer(config) is not None,
             f"pretraining_tp {pretraining_tp}": pretraining_tp != 1,
             "norms of what yarn has scaled": family.qk_norm == "rotated" and "yarn" in rope_types,
@@ -122,7 +138,6 @@ class DecoderConfig:
         qkv, output, mlp = (
             bool(read(bias)) if isinstance(bias, str) else bias for bias in family.biases
         )
-        scale: Any = getattr(config, family.scale) if family.scale else None
         if family.scale == "query_pre_attn_scalar":
             scale = scale**-0.5
         multipliers = {}
@@ -134,8 +149,7 @@ class DecoderConfig:
         query_scaling = None
         if family.scales_queries:
             rope = config.rope_parameters
-            beta, length = rope["llama_4_scaling_beta"], rope["original_max_position_embeddings"]
-            query_scaling = (beta, length)
+            query_scaling = tuple(rope[name] for name in QUERY_SCALING)
         root = hidden_size**0.5 if family.scales_embedding else 1.0
         return cls(
             vocab_size=config.vocab_size,
@@ -252,7 +266,7 @@ def _rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
     parameters = getattr(config, "rope_parameters", None) or {}
     if FAMILIES[config.model_type].rope == "learned":  # such a field changes nothing
         return {}
-    if any(isinstance(value, dict) for value in parameters.values()):
+    if FAMILIES[config.model_type].has_ropes_by_type:
         return {kind: each for kind, each in parameters.items() if kind in config.layer_types}
     return {"": parameters} if parameters else {}
 

@@ -32,6 +32,8 @@ class Family:
     """`partial_rotary_factor` says which share of a head is rotated."""
     rotated: str = "all"
     """Layers that rotate: "all", those with a "window", or as "no_rope_layers" says."""
+    has_ropes_by_type: bool = False
+    """`rope_parameters` has an entry for each of `layer_types`."""
     windows: str = "none"
     """Layers that attend within `sliding_window`: "none", "all", or as "layer_types" says."""
     activations: tuple[str, ...] = ("silu",)
@@ -97,7 +99,12 @@ FAMILIES = {
     ),
     "olmo2": Family(norm="rms32", norms="after", qk_norm="whole", names=AFTER),
     "olmo3": Family(
-        norm="rms32", norms="after", qk_norm="whole", windows="layer_types", names=AFTER
+        norm="rms32",
+        norms="after",
+        qk_norm="whole",
+        has_ropes_by_type=True,
+        windows="layer_types",
+        names=AFTER,
     ),
     "exaone4": Family(
         norms="after", qk_norm="head", windows="layer_types", rotated="window", names=AFTER
@@ -118,6 +125,7 @@ FAMILIES = {
         norm="rms32 + 1",
         norms="both",
         qk_norm="head",
+        has_ropes_by_type=True,
         windows="layer_types",
         activations=GELU,
         scale="query_pre_attn_scalar",

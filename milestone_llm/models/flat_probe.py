@@ -135,6 +135,9 @@ def probed_attention(
         is_off = setting is None or (isinstance(setting, (bool, int, float)) and not setting)
         if name not in HARMLESS and not is_off:
             raise UnsupportedError(FEATURES.get(name, f"attention with {name}={setting!r}"))
+    window = keywords.get("sliding_window")
+    if window is not None and window < 1:
+        raise UnsupportedError(f"a sliding window of {window}")
     kv, num_tokens = probe.kv_shape, len(probe.owners)
     wanted = [(1, kv.num_kv_heads, num_tokens, dim) for dim in (kv.head_dim, kv.value_dim)]
     if [shape, tuple(value.shape)] != wanted or query.shape[-1] != kv.head_dim:
@@ -147,7 +150,7 @@ def probed_attention(
     if not isinstance(layer, int):
         raise UnsupportedError("attention modules that do not know their layer's number")
     probe.num_calls[layer] = probe.num_calls.get(layer, 0) + 1
-    probe.windows.append(keywords.get("sliding_window"))
+    probe.windows.append(window)
     return probe.attend(query, key, value, keywords["scaling"], s_aux), None
 
 

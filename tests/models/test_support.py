@@ -142,6 +142,13 @@ def test_a_window_of_thousands_is_read_off_the_mask() -> None:
         check_flat(model)
 
 
+@pytest.mark.parametrize("window", [0, -3])
+def test_a_window_that_holds_no_token_is_refused(window: int) -> None:
+    """Of rows that attend to nothing, Hugging Face makes averages, and other code NaN."""
+    with pytest.raises(ValueError, match=f"a sliding window of {window}$"):
+        check_flat(build_tiny_model("mistral", sliding_window=window))
+
+
 @every_milestone
 @pytest.mark.parametrize("window", [11, 700])
 def test_a_window_that_layers_do_not_read_is_refused(package: Any, window: int) -> None:

@@ -64,6 +64,10 @@ MORE: dict[str, tuple[str, dict[str, Any]]] = {
     "tied, scaled": ("gemma", {"tie_word_embeddings": True}),
     "tied, transposed": ("gpt2", {"tie_word_embeddings": True}),
     "a field of others": ("gpt2", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+    "ropes by type of others": (
+        "llama",
+        {"rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE}},
+    ),
     "biases of the MLP": ("arcee", {"mlp_bias": True, "attention_bias": True}),
 }
 if hasattr(HunYuanDenseV1RotaryEmbedding, "compute_ntk_alpha_rope_parameters"):
@@ -133,6 +137,11 @@ def test_what_a_family_has_and_the_table_does_not_say_is_refused_by_name() -> No
         ("opt", {"word_embed_proj_dim": 32}, "an embedding of another size"),
         ("olmo2", {"hidden_act": "gelu"}, "activation 'gelu'"),
         ("opt", {"hidden_size": 60}, "heads of 15 numbers"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 4}, "layers of type chunked_attention"),
+        ("olmo3", {"sliding_window": None}, "sliding_attention with a window of None"),
+        ("phi3", {"sliding_window": 0}, "sliding_attention with a window of 0"),
+        ("gemma3_text", {"query_pre_attn_scalar": -4}, "query_pre_attn_scalar -4"),
+        ("ministral3", {"rope_parameters": ROPE}, "without llama_4_scaling_beta"),
         ("glm4", {"rope_parameters": NOT_ROTATED}, "partial_rotary_factor 0.05"),
         ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "yarn"}}, "what yarn has scaled"),
     ):
