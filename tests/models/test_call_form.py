@@ -12,6 +12,8 @@ from helpers.servers import byte_tokenizer
 from milestone_llm.models.call_form import CallForm, call_form
 from milestone_llm.models.chat import render_chat
 from milestone_llm.serving.api.calls import AnswerReader, CallWriting
+from milestone_llm.serving.api.errors import ApiError
+from milestone_llm.serving.api.protocol import ChatRequest
 
 HERMES = """\
 {% for tool in tools or [] %}<tools>{{ tool | tojson }}</tools>
@@ -104,6 +106,21 @@ def test_forms_are_read_from_templates() -> None:
     assert call_form(tokenizer_of(XML)) is None
     assert call_form(byte_tokenizer()) is None
     assert call_form(None) is None
+
+
+def test_calls_that_special_tokens_mark_are_read_in_text_without_these() -> None:
+    chat = {
+        "messages": [{"role": "user", "content": "a"}],
+        "tools": [{"type": "function", "function": {"name": "now"}}],
+        "skip_special_tokens": False,
+    }
+    for name in ("HERMES", "LLAMA", "general"):
+        _, writing = writing_of(name)
+        assert ChatRequest(**chat).structured_params(writing) is not None
+    _, writing = writing_of("MISTRAL")
+    with pytest.raises(ApiError, match="skip_special_tokens=false") as refused:
+        ChatRequest(**chat).structured_params(writing)
+    assert (refused.value.status_code, refused.value.param) == (400, "skip_special_tokens")
 
 
 @pytest.mark.parametrize("opening", ["<think>\n", "<think>\n\n</think>\n\n"])

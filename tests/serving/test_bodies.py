@@ -49,7 +49,7 @@ def refusal_of(server, path, body):
         (COMPLETIONS, {"prompt": {"a": 1}}, "prompt: it must be text, token ids", "prompt"),
         (COMPLETIONS, {"prompt": []}, "prompt is empty", "prompt"),
         (COMPLETIONS, {"prompt": [[5], []]}, "the prompt is empty", "prompt"),
-        (COMPLETIONS, {"prompt": [5000]}, "token id 5000", None),
+        (COMPLETIONS, {"prompt": [5000]}, "token id 5000", "prompt"),
         (COMPLETIONS, {"prompt": [10**6], "echo": True}, "token ids", "prompt"),
         (COMPLETIONS, {"prompt": "a" * 300}, "300 tokens, but max_model_len=256", "prompt"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": "5"}, "max_tokens", "max_tokens"),
@@ -67,7 +67,7 @@ def refusal_of(server, path, body):
         (CHATS, {"messages": []}, "messages", "messages"),
         (CHATS, chat(*HELLO, logit_bias={"a": 1}), "'a' is no token", "logit_bias"),
         (CHATS, chat(*HELLO, logit_bias={"05": 1, "5": 2}), "'05' is no token", "logit_bias"),
-        (CHATS, chat(*HELLO, logit_bias={"5000": 1}), "logit_bias holds", None),
+        (CHATS, chat(*HELLO, logit_bias={"5000": 1}), "logit_bias holds", "logit_bias"),
         (CHATS, said("a", chat_template_kwargs={"opening": "a" * 10**4}), "10,0", "messages"),
         (
             CHATS,

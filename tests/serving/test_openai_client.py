@@ -176,9 +176,11 @@ def test_an_echo_scores_the_prompt(m4, oracle, is_stream):
 
 
 def test_a_prompt_can_be_scored_without_output(m4):
+    eos = {"2": 100}  # the engine samples a token, which is not sent
     answer = m4.client().completions.create(
-        model=m4.model, prompt=[40, 41], echo=True, logprobs=0, max_tokens=0
+        model=m4.model, prompt=[40, 41], echo=True, logprobs=0, max_tokens=0, logit_bias=eos
     )
+    assert answer.choices[0].finish_reason == "length"
     assert len(answer.choices[0].logprobs.tokens) == 2
     assert (
         answer.choices[0].text == m4.fetch("POST", "/detokenize", {"tokens": [40, 41]})[1]["prompt"]

@@ -65,6 +65,11 @@ def test_vllms_field_takes_all_kinds(roomy):
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "exactly one"),
         ({"structured_outputs": {"colour": "red"}}, "colour"),
         ({"response_format": {"type": "json_schema"}}, "json_schema.schema"),
+        (
+            {"response_format": {"type": "json_object", "schema": {}}},
+            "left out.*json_schema.schema",
+        ),
+        ({"response_format": {**FORMAT, "type": "json_object"}}, "left out.*json_schema.schema"),
         ({"response_format": FORMAT, "structured_outputs": {"regex": "a"}}, "either"),
         ({"structured_outputs": {"grammar": 'a ::= "yes"'}}, "structured_outputs .*root"),
         ({"structured_outputs": {"grammar": "root ::= ("}}, "structured_outputs cannot"),

@@ -47,7 +47,10 @@ class CallWriting:
             if not token.special and token_id not in eos_token_ids
         ]
         pieces = (self.form.begin.lstrip(), self.form.middle, self.form.between or "")
-        self.begin, self.middle, self.between = (shown_text(piece, tokenizer) for piece in pieces)
+        shown = [shown_text(piece, tokenizer) for piece in pieces]
+        self.has_hidden = shown != [*pieces]
+        """Whether the form has special tokens. It is read in text that leaves them out."""
+        self.begin, self.middle, self.between = shown
         self.begin = self.begin.lstrip()
         self.has_mark = self.form.has_mark and not self.begin.startswith("{")
         self.mark = re.match(r"\S+", self.begin)[0] if self.has_mark else "{"  # type: ignore[index]

@@ -381,7 +381,14 @@ class ChatRequest(Sampling):
             ApiError: two fields contradict each other, or one of them is incomplete.
         """
         words = super().structured_params(writing)
-        return self.calls.params(words, writing) if self.calls else words
+        if self.calls is None:
+            return words
+        if self.skip_special_tokens is False and writing.has_hidden:
+            text = "skip_special_tokens=false would hide this model's calls among words: give no "
+            raise ApiError(
+                400, f"{text}skip_special_tokens beside tools", param="skip_special_tokens"
+            )
+        return self.calls.params(words, writing)
 
     def reader(self, writing: CallWriting, thoughts: Thoughts) -> AnswerReader | None:
         """Return what finds thoughts and calls in an answer; None if it can have none.

@@ -133,9 +133,11 @@ class ResponseBodies:
                 shown = self._shown[index]
                 if shown.is_ended:
                     continue
-                finish_reason = completion.finish_reason
+                finish_reason, stop_reason = completion.finish_reason, completion.stop_reason
                 if finish_reason == "error":  # the error follows what came before it
                     finish_reason = None
+                elif finish_reason == "stop" and self._drops_output:  # what stopped is not sent
+                    finish_reason, stop_reason = "length", None
                 if shown.reader is None:
                     parts = [AnswerPart(completion.text[shown.num_characters :])]
                     shown.num_characters = len(completion.text)
@@ -149,8 +151,8 @@ class ResponseBodies:
                 is_news = any(map(any, parts)) or finish_reason or is_role
                 if is_news or (completion.logprobs and completion.num_tokens > shown.num_tokens):
                     choice = self._choice(index, parts, output, completion, is_event)
-                    if completion.stop_reason is not None:
-                        choice["stop_reason"] = completion.stop_reason
+                    if stop_reason is not None:
+                        choice["stop_reason"] = stop_reason
                     yield {**choice, "finish_reason": finish_reason}
                     shown.is_new, shown.is_ended = False, finish_reason is not None
                 shown.num_tokens = completion.num_tokens

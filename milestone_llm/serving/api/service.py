@@ -224,7 +224,9 @@ class Service:
                 check_vocabulary("the prompt", prompt, info.vocab_size)
             check_params(params, info.vocab_size, info.tokenizer, info.eos_token_ids)
         except InputError as error:
-            raise ApiError(400, str(error)) from None
+            named = str(error).split()[0].partition("=")[0]
+            param = named if named in type(body).model_fields else body.encoding()["param"]
+            raise ApiError(400, str(error), param=param) from None
         if self.page is not None:
             for name, text in zip(names, body.prompt_texts(), strict=False):
                 self.page.name(name, text)

@@ -32,6 +32,14 @@ class ResponseFormat(BaseModel):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema_: Any = Field(None, alias="schema")
+    """llama.cpp's place for a schema."""
+
+    @property
+    def has_stray_schema(self) -> bool:
+        """Whether it has a schema that this type does not use."""
+        is_used = self.type == "json_schema"
+        return self.schema_ is not None or (self.json_schema is not None and not is_used)
 
 
 class StructuredOutputs(BaseModel):
@@ -116,6 +124,9 @@ def structured_params(
         ApiError: both fields have a constraint, or one of them is incomplete.
     """
     given: dict[str, Any] = {}
+    if response_format is not None and response_format.has_stray_schema:
+        text = "response_format has a schema that would be left out: give type json_schema, and "
+        raise ApiError(400, f"{text}json_schema.schema", param="response_format")
     if response_format is not None and response_format.type == "json_object":
         given["json_object"] = True
     elif response_format is not None and response_format.type == "json_schema":
