@@ -270,3 +270,7 @@ def test_thoughts_are_read_apart(step: int) -> None:
     call = CALLS["HERMES"]
     assert reads(f"<think>Hm.</think>\n\n{call}", thoughts="possible") == ("Hm.", "", 1)
     assert reads(f"Hm. {call}", thoughts="begun") == ("Hm.", "", 1)
+    for name in ("LLAMA", "general"):  # where the grammar has no other answer that begins so
+        _, writing = writing_of(name)
+        assert reads(CALLS[name], thoughts="begun") == ("", "", 1)
+        assert reads("Hm.</think>{}", thoughts="begun") == ("Hm.", "{}", 0)

@@ -177,6 +177,9 @@ class AnswerReader:
         parts: list[AnswerPart] = []
         if self._state == "begin":
             self._look_for_thoughts(text, is_ended)
+        is_call = self.has_calls and not self.writing.has_mark and text.lstrip().startswith("{")
+        if self._state == "thoughts" and is_call:  # though the prompt has begun thoughts
+            self._state = "words"
         if self._state == "thoughts":
             parts += self._read_thoughts(text, is_ended)
         if self._state == "words":
