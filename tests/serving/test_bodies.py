@@ -200,6 +200,7 @@ def test_a_refusal_of_much_is_short(m4):
         (COMPLETIONS, "prompt_embeds", None, "a"),
         (CHATS, "repeat_penalty", 1.0, 1.3),
         (CHATS, "typical_p", 1, 0.5),
+        (CHATS, "include_reasoning", True, False),
         (DETOKENIZE, "skip_special_tokens", True, False),
     ],
 )

@@ -122,6 +122,7 @@ def test_a_text_has_a_form(roomy):
         ({"input": [{"role": "user", "content": 3}]}, "input"),
         ({"input": []}, "input"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text"),
+        ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text"),
         ({"temperature": -1}, "temperature"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"extra_body": {"n": 2}}, "n"),

@@ -148,10 +148,13 @@ class ResponsesRequest(Sampling):
 
     def _format(self) -> Json | None:
         wanted = self.text.format if self.text is not None else None
-        if wanted is None or wanted.type != "json_schema":
-            return None if wanted is None else {"type": wanted.type}
-        if wanted.schema_ is None:
-            raise ApiError(400, "text.format of type json_schema needs a schema", param="text")
+        if wanted is None:
+            return None
+        if (wanted.schema_ is not None) != (wanted.type == "json_schema"):
+            text = "text.format has a schema if its type is json_schema, and else none"
+            raise ApiError(400, text, param="text")
+        if wanted.type != "json_schema":
+            return {"type": wanted.type}
         schema = {"schema": wanted.schema_, "strict": wanted.strict}
         return {"type": "json_schema", "json_schema": schema}
 

@@ -40,6 +40,7 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "guided_grammar": (),
     "guided_json": (),
     "guided_regex": (),
+    "include_reasoning": (True,),
     "json_schema": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
@@ -68,6 +69,7 @@ _ASKS_FOR_NOTHING: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": (),
     "typical_p": (1,),
     "use_beam_search": (False,),
+    "vllm_xargs": ({},),
     "web_search_options": (),
     "xtc_probability": (0,),
 }
