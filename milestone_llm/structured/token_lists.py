@@ -69,7 +69,9 @@ class TokenLists(AllowedTokens):
         if self.num_allowed:
             return None
         of_grammar = self.grammar.problem if self.grammar is not None else None
-        return of_grammar or "allowed_token_ids and bad_words leave no token to choose"
+        given = {"allowed_token_ids": self.allowed is not None, "bad_words": bool(self.banned)}
+        names = " and ".join(name for name, is_given in given.items() if is_given)
+        return of_grammar or f"{names}: no token is left to choose"
 
     def bits(self, output_token_ids: Sequence[int], num_known: int | None = None) -> Tensor:
         """Return the bitmask of allowed tokens, int32 `[ceil(vocab_size / 32)]`."""

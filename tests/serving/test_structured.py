@@ -106,6 +106,20 @@ def test_a_rule_that_fails_amid_an_output_is_named(roomy, fields, told):
     assert "".join(texts)  # what came before
 
 
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"allowed_token_ids": [69]}, "allowed_token_ids and bad_words:"),  # 69 is an "a"
+        ({"structured_outputs": {"choice": ["aa"]}}, "bad_words:"),
+    ],
+)
+def test_lists_that_leave_no_token_are_named(roomy, fields, names):
+    body = {"prompt": "a", "max_tokens": 4, "bad_words": ["aa"], **fields}
+    status, answer = roomy.fetch("POST", "/v1/completions", body)
+    assert (status, answer["error"]["param"]) == (400, names.split()[0].rstrip(":"))
+    assert answer["error"]["message"].startswith(names)
+
+
 def test_fields_that_are_all_null_ask_for_nothing(roomy):
     body = {"prompt": "a", "max_tokens": 2, "structured_outputs": {"json": None, "regex": None}}
     assert roomy.fetch("POST", "/v1/completions", body)[0] == 200

@@ -289,6 +289,9 @@ class AsyncEngine:
                 if output.failed_rule is not None:
                     param = followed.owner.rule_param
                     text = f"{param} failed amid the output: {output.failed_rule}"
+                    if output.failed_rule.startswith(("allowed_token_ids", "bad_words")):
+                        text = output.failed_rule
+                        param = text.split()[0].rstrip(":")
                     followed.owner.fail(ApiError(400, text, param=param))
                 elif output.finish_reason == "error":
                     error = ApiError(500, "the step that computed this request failed")
