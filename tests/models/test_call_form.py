@@ -109,7 +109,7 @@ def test_forms_are_read_from_templates() -> None:
 
 
 def test_calls_that_special_tokens_mark_are_read_in_text_without_these() -> None:
-    chat = {
+    chat: dict[str, Any] = {
         "messages": [{"role": "user", "content": "a"}],
         "tools": [{"type": "function", "function": {"name": "now"}}],
         "skip_special_tokens": False,
