@@ -9,11 +9,12 @@ Read in this order:
 
 Now go on with `m5_kernels.kernels`. How weights come in can wait:
 
-    mlp, layer   the weights of a layer
-    weights      which of them, or which rows of a merged one, a checkpoint's weight fills
-    shard        which part of the weights is kept here
-    families     what distinguishes a family from llama
-    config       what a model must be like
-    hf_decoder   Hugging Face's modules, for a model that is not like that
-    load         makes the one decoder or the other
+    mlp, layer      the weights of a layer
+    weights         which of them, or which rows of a merged one, a checkpoint's weight fills
+    module_weights  files' weights, merged and named as in transformers' modules
+    shard           which part of the weights is kept here
+    families        what distinguishes a family from llama
+    config          what a model must be like
+    hf_decoder      Hugging Face's modules, for a model that is not like that
+    load            makes the one decoder or the other
 """

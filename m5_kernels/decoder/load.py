@@ -10,7 +10,7 @@ the decoder's logits are compared with the model's, for prompts of a few tokens.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from .attention import Attention
 from .config import DecoderConfig, is_fusible, rope_tables
 from .decoder import FusedDecoder, KVCaches
 from .hf_decoder import HFDecoder
+from .module_weights import ModuleWeights
 from .ops import DecoderOps
 from .shard import Shard
 from .weights import read_model, read_safetensors
@@ -248,14 +249,17 @@ def _read_files(decoder: FusedDecoder, source: str, model: PreTrainedModel) -> N
     files = safetensors_files(place)
     known = {*decoder.slices(), "lm_head.weight"}
 
-    def read() -> Iterator[tuple[str, Any]]:
-        """Yield the weights. Some files, those of GPT-2 for one, leave the prefix of names out."""
-        for name, weight in decoder.ops.linear.joined(read_safetensors(files)):
-            full = f"{model.base_model_prefix}.{name}"
-            yield (full if decoder.name_of(full) in known else name), weight
+    def full(name: str) -> str:
+        """Return a name with its prefix, which some files, those of GPT-2 for one, leave out."""
+        whole = f"{model.base_model_prefix}.{name}"
+        return whole if decoder.name_of(whole) in known else name
+
+    def read() -> Iterable[tuple[str, Any]]:
+        return decoder.ops.linear.joined(read_safetensors(files))
 
     try:
-        names = {name for name, _ in read()}
+        modules = ModuleWeights(model, [name for name, _ in read()])
+        names = {full(name) for name in modules.names}
         check_files(source, files, model.config)
     except SafetensorError as error:
         raise InputError(
@@ -264,9 +268,8 @@ def _read_files(decoder: FusedDecoder, source: str, model: PreTrainedModel) -> N
     names_there = model.state_dict().keys()  # the decoder refuses what it alone does not know
     unread = {name for name in names - names_there if decoder.name_of(name) not in known}
     check_unread(source, {name for name in unread if not is_passed_over(name, model)}, model)
-    wanted: Iterable[tuple[str, Any]] = (
-        (name, weight) for name, weight in read() if name not in unread
-    )
+    named = ((full(name), weight) for name, weight in modules.read(read()))
+    wanted: Iterable[tuple[str, Any]] = (each for each in named if each[0] not in unread)
     if has_bar(files):
         wanted = track(wanted, f"Loading {place}", console=Console(stderr=True), total=len(names))
     decoder.load(wanted)

@@ -37,7 +37,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 40,
     },
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
-    "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": True},
+    "olmoe": {"num_experts": 11, "num_experts_per_tok": 3, "norm_topk_prob": True},
     "granitemoe": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "ernie4_5_moe": {
         "moe_num_experts": 8,
@@ -237,6 +237,35 @@ def test_a_checkpoint_names_experts_one_by_one_or_all_together(tmp_path: Any) ->
     for form in ("each", "all"):
         engine = make_engine(m5_kernels, str(tmp_path / form))
         assert engine.generate([[5, 6, 7]], params)[0].token_ids == expected, form
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_files_that_are_read_in_parts_may_name_experts_one_by_one(
+    family: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a model that is larger than the host's memory. Experts of a layer are in many files."""
+    model, params = small_model(family), SamplingParams(max_tokens=5, temperature=0)
+    expected = make_engine(m5_kernels, model).generate([[5, 6, 7]], params)[0].token_ids
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    assert len([*tmp_path.glob("*.safetensors")]) > 3
+    monkeypatch.setattr("m5_kernels.engine.is_read_in_parts", lambda *given: True)
+    engine = make_engine(m5_kernels, str(tmp_path))
+    assert engine.generate([[5, 6, 7]], params)[0].token_ids == expected
+
+
+def test_a_missing_expert_is_named(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors.torch import load_file, save_file
+
+    small_model("qwen3_moe").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    for part in ("up_proj", "down_proj"):
+        left = {
+            name: each for name, each in weights.items() if f"1.mlp.experts.7.{part}" not in name
+        }
+        save_file(left, tmp_path / "model.safetensors", {"format": "pt"})
+        monkeypatch.setattr("m5_kernels.engine.is_read_in_parts", lambda *given: True)
+        with pytest.raises(InputError, match=r"layers.1.mlp.experts.*(do not fit|has shape)"):
+            make_engine(m5_kernels, str(tmp_path))
 
 
 @pytest.mark.parametrize("quantization", ["int8", "gguf"])
