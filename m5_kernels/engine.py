@@ -56,7 +56,7 @@ class LLMEngine(BaseEngine):
 
     Arguments and errors are those of `m1_single`. The fused decoder takes over the weights of a
     model that the engine loads itself. A ready model that is passed in keeps its weights, and the
-    decoder gets a copy; on a GPU its steps take some 4 % longer (`own_stream`). Hugging Face's
+    decoder gets a copy; on a GPU one request is then some 4 % slower (`own_stream`). Hugging Face's
     modules run the model, with a warning, if its family is not known to the decoder, or if it does
     what its config does not say (hooks, modules of its own). Such a model is refused if its weights
     are to be cut or rounded. With `tensor_parallel_size` there are several processes, and each has

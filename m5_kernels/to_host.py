@@ -143,9 +143,8 @@ def on_its_way(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Start copying a tensor to the host, and return a function that waits for the copy."""
     if not tensor.is_cuda:
         return lambda: tensor
-    with torch.cuda.device_of(tensor):
-        on_host, done = _to_host(tensor), torch.cuda.Event()
-        done.record()
+    on_host, done = _to_host(tensor), torch.cuda.Event()
+    done.record()
 
     def read() -> torch.Tensor:
         done.synchronize()

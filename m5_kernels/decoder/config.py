@@ -93,12 +93,7 @@ class DecoderConfig:
             partial = read("partial_rotary_factor", default=1.0)
         num_rotated = int(head_dim * partial)
         pretraining_tp = read("pretraining_tp", default=1)
-        window = getattr(config, "sliding_window", None)
-        kinds = {"sliding_attention"} if window is not None and family.windows == "all" else set()
-        kinds |= set(config.layer_types) if family.windows == "layer_types" else set()
-        kinds -= (
-            {"full_attention", "sliding_attention"} if (window or 0) > 0 else {"full_attention"}
-        )
+        window, kinds = getattr(config, "sliding_window", None), _unknown_layer_types(config)
         rope_types = {_rope_type(each) for each in ropes.values()}
         scale: Any = getattr(config, family.scale) if family.scale else None
         refusals = {
@@ -269,6 +264,19 @@ def _rope_parameters(config: Any) -> dict[str, dict[str, Any]]:
     if FAMILIES[config.model_type].has_ropes_by_type:
         return {kind: each for kind, each in parameters.items() if kind in config.layer_types}
     return {"": parameters} if parameters else {}
+
+
+def _unknown_layer_types(config: Any) -> set[str]:
+    """Return types of layers of which it is not known what they attend to."""
+    windows, window = FAMILIES[config.model_type].windows, getattr(config, "sliding_window", None)
+    types: set[str] = set()
+    if windows == "layer_types":
+        types = set(config.layer_types)
+    elif windows == "all" and window is not None:
+        types = {"sliding_attention"}
+    if window is not None and window > 0:
+        types.discard("sliding_attention")
+    return types - {"full_attention"}
 
 
 def _rope_type(parameters: dict[str, Any]) -> str:

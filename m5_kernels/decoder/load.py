@@ -182,15 +182,14 @@ def check_graph(decoder: HFDecoder, model: PreTrainedModel, launch: Launch) -> N
 
     input_ids = metadata.input_ids.clone()
     metadata.input_ids.copy_(input_ids.flip(0))
-    with torch.cuda.device_of(input_ids):
-        compute()  # kernels are compiled, and the library allocates what it needs
-        try:
-            graph, logits = GraphMemory().capture(compute)
-        except RuntimeError as error:
-            raise InputError(str(error).splitlines()[0]) from error
-        metadata.input_ids.copy_(input_ids)
-        graph.replay()
-        distance = _error(logits, metadata, known)
+    compute()  # kernels are compiled, and the library allocates what it needs
+    try:
+        graph, logits = GraphMemory().capture(compute)
+    except RuntimeError as error:
+        raise InputError(str(error).splitlines()[0]) from error
+    metadata.input_ids.copy_(input_ids)
+    graph.replay()
+    distance = _error(logits, metadata, known)
     if not distance <= 0.2:
         raise InputError(f"it gave other logits than the modules (relative error {distance:.2g})")
 
@@ -249,17 +248,17 @@ def _read_files(decoder: FusedDecoder, source: str, model: PreTrainedModel) -> N
     files = safetensors_files(place)
     known = {*decoder.slices(), "lm_head.weight"}
 
-    def full(name: str) -> str:
+    def full_name(name: str) -> str:
         """Return a name with its prefix, which some files, those of GPT-2 for one, leave out."""
-        whole = f"{model.base_model_prefix}.{name}"
-        return whole if decoder.name_of(whole) in known else name
+        full = f"{model.base_model_prefix}.{name}"
+        return full if decoder.name_of(full) in known else name
 
     def read() -> Iterable[tuple[str, Any]]:
         return decoder.ops.linear.joined(read_safetensors(files))
 
     try:
         modules = ModuleWeights(model, [name for name, _ in read()])
-        names = {full(name) for name in modules.names}
+        names = {full_name(name) for name in modules.names}
         check_files(source, files, model.config)
     except SafetensorError as error:
         raise InputError(
@@ -268,7 +267,7 @@ def _read_files(decoder: FusedDecoder, source: str, model: PreTrainedModel) -> N
     names_there = model.state_dict().keys()  # the decoder refuses what it alone does not know
     unread = {name for name in names - names_there if decoder.name_of(name) not in known}
     check_unread(source, {name for name in unread if not is_passed_over(name, model)}, model)
-    named = ((full(name), weight) for name, weight in modules.read(read()))
+    named = ((full_name(name), weight) for name, weight in modules.read(read()))
     wanted: Iterable[tuple[str, Any]] = (each for each in named if each[0] not in unread)
     if has_bar(files):
         wanted = track(wanted, f"Loading {place}", console=Console(stderr=True), total=len(names))

@@ -29,7 +29,8 @@ from milestone_llm.core.errors import InputError
 
 
 class ModuleWeights:
-    """Reads weights that are merged together: then the host's memory has those of one module twice.
+    """Reads weights, and merges those of which a module makes one. Then the host's memory has them
+    twice.
 
     Args:
         model: of Hugging Face; it needs no weights.
@@ -80,5 +81,4 @@ class ModuleWeights:
             merged = converter.convert(target, model=self._model, config=self._model.config)
         except (RuntimeError, TypeError) as error:  # one is missing, or has another shape
             raise InputError(f"weights of {target} do not fit together ({error})") from error
-        for name, weight in merged.items():
-            yield name, weight[0] if isinstance(weight, list) else weight
+        yield from merged.items()

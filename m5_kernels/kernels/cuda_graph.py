@@ -22,10 +22,11 @@ def own_stream(device: torch.device) -> Iterator[None]:
     one", docs/measurements/m5_experts_engine.md). And nothing can be captured on torch's default
     stream.
     """
-    if device.type != "cuda":
+    here = current_stream(device)
+    if here is None:
         yield
         return
-    here, own = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    own = torch.cuda.Stream(device)
     own.wait_stream(here)
     with torch.cuda.stream(own):
         yield

@@ -67,11 +67,12 @@ def compare_engines(bench: Bench) -> None:
             Ranks.join(bench.num_ranks, args.device)  # from now on "cuda" is the rank's own GPU
     *others, main = planned_variants(args)
     if not args.no_check:
-        check, place = check_against_m4, device
         if on_gpu:  # in another process: after M4's work M5 would be slower here (`own_stream`)
-            check = in_process_of_its_own(check_against_m4)
             place = f"cuda:{torch.cuda.current_device()}" if device == "cuda" else device
-        console.print(f"Checked: {check(place)}.\n")
+            checked = call_in_new_process(check_against_m4, place)
+        else:
+            checked = check_against_m4(device)
+        console.print(f"Checked: {checked}.\n")
     set_defaults(args, on_gpu)
     if on_gpu and set(args.engines) == {"m5"} and not args.baseline:
         bench.has_ready_model = False  # an engine that loads its model is faster: `own_stream`
@@ -104,14 +105,10 @@ def compare_engines(bench: Bench) -> None:
         data["profile"] = profile_steps(engine, items)
 
 
-def in_process_of_its_own(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Return a function that calls this one in a new process. Errors are raised here."""
-
-    def call(*args: Any) -> Result:
-        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-            return pool.submit(function, *args).result()
-
-    return call
+def call_in_new_process(function: Callable[..., Result], *args: Any) -> Result:
+    """Return what a function returns in a new process. Its errors are raised here."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
 
 
 def planned_variants(args: argparse.Namespace) -> list[Variant]:

@@ -292,7 +292,7 @@ class Machine:
         self.stream = self.default_stream = Stream(self)
         """Where work is queued."""
         self.streams: set[Stream] = set()
-        """Those that have had work."""
+        """Streams that have had work."""
         self.graph: Graph | None = None
         """The graph that is being captured."""
         self.launches: Counter[str] = Counter()
@@ -549,7 +549,6 @@ def cuda_on_cpu() -> Iterator[Machine]:
         "get_device_properties": lambda device=None: properties,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
         "mem_get_info": lambda device=None: (8 * GIB, 8 * GIB),
-        "device_of": lambda device: contextlib.nullcontext(),
         "_lazy_init": lambda: None,
         "set_device": lambda device: None,
         "device": lambda device: contextlib.nullcontext(),

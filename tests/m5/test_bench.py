@@ -11,7 +11,7 @@ import torch
 from m5_kernels import LLMEngine
 from m5_kernels.backends import Backend
 from m5_kernels.bench import main
-from m5_kernels.tools.bench_engines import in_process_of_its_own
+from m5_kernels.tools.bench_engines import call_in_new_process
 from m5_kernels.tools.bench_limits import Bits, limit_text, seconds_at_best
 from m5_kernels.tools.bench_parts import OBJECTS
 from m5_kernels.tools.measure import Ceilings
@@ -96,9 +96,9 @@ def test_a_profile_of_any_engine(name: str, bench: Any) -> None:
 
 
 def test_a_check_in_a_process_of_its_own_returns_and_raises():
-    assert in_process_of_its_own(os.getpid)() != os.getpid()
+    assert call_in_new_process(os.getpid) != os.getpid()
     with pytest.raises(ValueError, match="invalid literal"):
-        in_process_of_its_own(int)("no number")
+        call_in_new_process(int, "no number")
 
 
 def test_limit_counts_weights_a_step_and_kv_a_token() -> None:

@@ -144,7 +144,7 @@ def test_a_window_of_thousands_is_read_off_the_mask() -> None:
 
 @pytest.mark.parametrize("window", [0, -3])
 def test_a_window_that_holds_no_token_is_refused(window: int) -> None:
-    """Of rows that attend to nothing, Hugging Face makes averages, and other code NaN."""
+    """A row that attends to nothing is an average to Hugging Face, and NaN to other code."""
     with pytest.raises(ValueError, match=f"a sliding window of {window}$"):
         check_flat(build_tiny_model("mistral", sliding_window=window))
 

@@ -22,7 +22,7 @@ from milestone_llm.frontend.output_processor import OutputProcessor, OutputQueue
 from milestone_llm.frontend.outputs import RequestOutput
 
 from ..engine.client import EngineClient, EngineCoreOutputs, EngineRequest
-from .errors import ApiError, deadline_passed
+from .errors import ApiError, deadline_passed, field_named_first
 from .metrics import EngineMetrics, Metrics
 
 MAX_MESSAGES = 64
@@ -291,7 +291,7 @@ class AsyncEngine:
                     text = f"{param} failed amid the output: {output.failed_rule}"
                     if output.failed_rule.startswith(("allowed_token_ids", "bad_words")):
                         text = output.failed_rule
-                        param = text.split()[0].rstrip(":")
+                        param = field_named_first(text)
                     followed.owner.fail(ApiError(400, text, param=param))
                 elif output.finish_reason == "error":
                     error = ApiError(500, "the step that computed this request failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,11 @@ _KINDS = {
 """Fields that may have several types: what each may be."""
 MAX_CHARACTERS = 500
 """Longest message. It may quote what a client sent, which may be megabytes."""
+
+
+def field_named_first(message: str) -> str:
+    """Return the field with which a message of the engine begins: "top_k must", "seed=5"."""
+    return re.split(r"[\s=:]", message, maxsplit=1)[0]
 
 
 class ApiError(HTTPException):

@@ -18,7 +18,7 @@ from milestone_llm.core.sampling_params import MAX_LOGIT_BIASES, SamplingParams
 from milestone_llm.structured import StructuredOutputsParams
 
 from .calls import AnswerReader, CallWriting, Thoughts
-from .errors import ApiError
+from .errors import ApiError, field_named_first
 from .structured import (
     Calls,
     ResponseFormat,
@@ -154,7 +154,7 @@ class Sampling(Body):
         try:
             return SamplingParams(**given)
         except InputError as error:
-            raise ApiError(400, str(error), param=str(error).split()[0]) from None
+            raise ApiError(400, str(error), param=field_named_first(str(error))) from None
 
     def structured_params(self, writing: CallWriting) -> StructuredOutputsParams | None:
         """Return the constraint on the answer's text, if there is one.

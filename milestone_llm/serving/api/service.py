@@ -25,7 +25,7 @@ from milestone_llm.structured.grammars import Grammars, compiling_threads
 from ..engine.client import EngineReport, EngineRequest
 from .async_engine import ApiRequest, AsyncEngine
 from .calls import BEGIN_OF_THOUGHTS, AnswerReader, CallWriting, Thoughts, knows_thoughts
-from .errors import ApiError, deadline_passed
+from .errors import ApiError, deadline_passed, field_named_first
 from .live_page import LivePage
 from .protocol import ChatRequest, CompletionRequest, Message, num_characters
 from .response_bodies import Json, ResponseBodies
@@ -224,7 +224,7 @@ class Service:
                 check_vocabulary("the prompt", prompt, info.vocab_size)
             check_params(params, info.vocab_size, info.tokenizer, info.eos_token_ids)
         except InputError as error:
-            named = str(error).split()[0].partition("=")[0]
+            named = field_named_first(str(error))
             param = named if named in type(body).model_fields else body.encoding()["param"]
             raise ApiError(400, str(error), param=param) from None
         if self.page is not None:
